@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import command_line, groups, schema
 from conf.options import Refused
-from launch.cli import compose, errors, help
+from launch.cli import compose, help, hydra_errors
 from launch.display.resilient_stream import close_quietly
 from launch.machine.secrets import redact
 
@@ -54,7 +54,7 @@ def main() -> int:
         OverflowError,
         RecursionError,
     ) as error:
-        print(redact(f"launch.py: {errors.explain(error, typed)}"), file=sys.stderr)
+        print(redact(f"launch.py: {hydra_errors.explain(error, typed)}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a help, such as head, has seen enough
         return 0

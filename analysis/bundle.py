@@ -30,7 +30,7 @@ from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import open_study
 from analysis.text import markdown, single_line
-from analysis.verification.verify import ABSENT, Difference, Verification, is_sample, verify
+from analysis.verification.verify_study import ABSENT, Difference, Verification, is_sample, verify
 from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
 from benchmarks.record.safe_files import (

@@ -20,10 +20,10 @@ from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables,
 from launch.machine.exhaustion import ResourceSnapshot
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
-from launch.study.forecasts import NONE, Forecasts
 from launch.study.identity import Sweep
-from launch.study.provenance import RunEnvironment
-from launch.study.study import StudyFolder, assemble, prepare
+from launch.study.live_forecasts import NONE, Forecasts
+from launch.study.run_environment import RunEnvironment
+from launch.study.study_folder import StudyFolder, assemble, prepare
 from launch.supervision import supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome

@@ -24,9 +24,7 @@ from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Request
 from launch.cli.compose import cpu_preset_note
-from launch.display.resilient_stream import ResilientStream
-from launch.display.screen import SKIPPED, Screen
-from launch.display.summary import (
+from launch.display.closing_summary import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
     exit_status,
@@ -35,6 +33,8 @@ from launch.display.summary import (
     print_summary,
     sweep_note,
 )
+from launch.display.resilient_stream import ResilientStream
+from launch.display.screen import SKIPPED, Screen
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
@@ -54,10 +54,10 @@ from launch.study.background import (
     look_for_garbage,
     update_noise_floor,
 )
-from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
-from launch.study.provenance import HostsEnvironment, RunEnvironment
-from launch.study.study import StudyFolder, find_finished
+from launch.study.live_forecasts import Forecasts
+from launch.study.run_environment import HostsEnvironment, RunEnvironment
+from launch.study.study_folder import StudyFolder, find_finished
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
 from launch.tracking.tracker import MlflowWriter

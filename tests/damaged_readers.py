@@ -286,7 +286,7 @@ def recover_cell(seed, folder):
     from analysis.validity.gpu_samples import summary
     from benchmarks.agent import processes
     from benchmarks.record import CellFolder, RecordError, read
-    from launch.study.study import StudyFolder
+    from launch.study.study_folder import StudyFolder
     from launch.supervision.failure import ends, first_cause
     from launch.supervision.progress import Watch
 

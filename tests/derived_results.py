@@ -12,7 +12,7 @@ from benchmarks.derived import function_of
 from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, read_line
 from conf.schema import ValidityLimits
-from launch.study.study import assemble
+from launch.study.study_folder import assemble
 
 
 def run_whole(run, cell, ranks, folder):

@@ -13,7 +13,7 @@ from faults_seen import TRACEBACK, examine, outcome
 from faults_table import SILENCE_S, START_S, key_of
 
 from benchmarks.record import read_lines, read_study
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking.sync import sync
 
 # Tiny windows in which every phase comes.

@@ -32,7 +32,7 @@ from benchmarks.timing import statistics
 from benchmarks.training import exchange
 from conf.targets import locate
 from trainers import collectives
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.kvstore import server_process
 from trainers.kvstore.remote import rendezvous_store
 from trainers.strategy import ExchangeAlone, load

@@ -15,7 +15,7 @@ from benchmarks import record as records
 from benchmarks.record import CellFolder, Lines, read, read_lines
 from conf.cell import Cell
 from conf.schema import ValidityLimits
-from launch.study.study import assemble
+from launch.study.study_folder import assemble
 
 RAW = Path(__file__).parent / "data" / "raw_lines"
 PAIR = "h200_x2/resnet50-nccl_allreduce-gpus0-1-1320f9f3be"

@@ -12,19 +12,19 @@ import numpy as np
 from build import changed_cell
 
 from analysis.findings.examine import findings_of
-from analysis.prediction.draws import constant, mean
+from analysis.prediction.distributions import constant, mean
 from analysis.prediction.recorded_forecast import with_forecast
-from analysis.prediction.step import replay
+from analysis.prediction.step_model import replay
 from analysis.study.study import Study
 from analysis.topology.bandwidth import set_bandwidth
 from analysis.topology.readers import parse_topology_text
-from analysis.topology.subsets import classes
+from analysis.topology.subset_classes import classes
 from analysis.validity.checks import judge
 from benchmarks import record as records
 from benchmarks.record import Record, Validity
 from conf.cell import Cell
 from conf.schema import ValidityLimits
-from launch.study.forecasts import Forecasts
+from launch.study.live_forecasts import Forecasts
 
 STRATEGIES_STUDY = Path(__file__).parent / "data" / "h200_x4" / "strategies"
 STRATEGY = "nccl_allreduce"

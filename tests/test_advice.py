@@ -18,7 +18,7 @@ from analysis.prediction.advise import (
     overlaps,
     topology_of,
 )
-from analysis.prediction.calibration import calibrate
+from analysis.prediction.calibration_data import calibrate
 from analysis.prediction.forecast import HeldOutScores, forecast
 from analysis.prediction.query import Subset
 from analysis.study.study import Study, open_study

@@ -31,7 +31,7 @@ from launch.engines.environment import environment
 from launch.engines.hosts import CellOnHost, HostsEngine
 from launch.engines.local import LocalEngine, ServedJob
 from launch.machine.devices import Machine
-from launch.study.study import prepare
+from launch.study.study_folder import prepare
 from launch.supervision import supervise
 
 HERE = Machine("cpu", (), (0, 1), 2)

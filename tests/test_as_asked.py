@@ -7,7 +7,7 @@ from derived_results import write_record
 from measuring import CASES
 from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
 
-from analysis.report.sections import conditions
+from analysis.report.sections import conditions_section
 from analysis.study.study import Study
 from analysis.validity.checks import judge
 from benchmarks.record import CellFolder, Validity
@@ -148,7 +148,7 @@ def test_the_report_and_the_store_say_how_many_checks_could_not_run():
     for number, validity in enumerate((late, Validity())):
         key = {"record_id": f"{number:032x}", "cell_key": f"{number:016x}"}
         records.append(make_record(validity=validity, **key))
-    section = conditions.validity(Study.of(records), None)
+    section = conditions_section.validity(Study.of(records), None)
     assert "In 1 cell not every check could run." in section.lines
     (table,) = [table for table in section.tables if table.name == "unchecked"]
     assert table.rows == (("throttled", "the GPUs were not sampled", 1),)

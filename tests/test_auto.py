@@ -16,7 +16,7 @@ from conf.command_line import normalise
 from conf.groups import choices, meaning
 from conf.options import Refused
 from conf.resolve import checked, resolve
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 
 pytestmark = pytest.mark.usefixtures("hydra")
 

@@ -11,7 +11,7 @@ from build import BENCHMARK, make_cell, options_of
 from calibrating import BUCKETS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STRATEGIES
 from derived_results import write_record
 
-from analysis.verification.verify import verify
+from analysis.verification.verify_study import verify
 from benchmarks.record import CellFolder, read, read_lines, read_study
 from benchmarks.training import derive_calibration as derive
 from conf.cell import Cell

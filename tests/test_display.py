@@ -11,9 +11,9 @@ from rich.console import Console
 from analysis.report.cell_numbers import COLUMNS, first_number
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
+from launch.display.closing_summary import doubts
 from launch.display.columns import verdict
 from launch.display.screen import DISPENSABLE, Screen, duration
-from launch.display.summary import doubts
 from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
 

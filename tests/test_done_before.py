@@ -12,9 +12,9 @@ from benchmarks import record as records
 from benchmarks.record import CellFolder
 from launch.machine import facts
 from launch.machine.devices import Device, Machine
-from launch.study import provenance as surroundings
-from launch.study.provenance import RunEnvironment
-from launch.study.study import StudyFolder, find_finished
+from launch.study import run_environment
+from launch.study.run_environment import RunEnvironment
+from launch.study.study_folder import StudyFolder, find_finished
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
 MEASURED_HERE = records.read_study(DATA / "eager_a")[0]
@@ -30,8 +30,8 @@ def here(monkeypatch):
     versions = environment["versions"]
     known = {name: value for name, value in environment.items() if name not in MEASURED}
     monkeypatch.setattr(facts, "facts", lambda: known)
-    monkeypatch.setattr(surroundings, "torch_version", lambda: versions["torch"])
-    monkeypatch.setattr(surroundings.platform, "python_version", lambda: versions["python"])
+    monkeypatch.setattr(run_environment, "torch_version", lambda: versions["torch"])
+    monkeypatch.setattr(run_environment.platform, "python_version", lambda: versions["python"])
     monkeypatch.setattr(RunEnvironment, "_versions_on_gpus", versions)
     devices = tuple(Device(gpu["id"], gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in listed)
     ids = tuple(gpu["id"] for gpu in listed)
@@ -141,5 +141,5 @@ def test_other_code_that_measures_is_told_and_decides_nothing(tmp_path, here):
 
 def test_a_process_like_the_ranks_tells_the_versions_and_one_that_fails_tells_nothing(monkeypatch):
     own = RunEnvironment(Machine("cpu", (), (), 1), {})
-    monkeypatch.setattr(surroundings.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(run_environment.sys, "executable", "/no/such/python")
     assert own._versions_on_gpus == {}

@@ -18,13 +18,13 @@ from analysis.report.cell_numbers import cell_numbers
 from analysis.report.numbers import number
 from analysis.study.estimates import Efficiency
 from analysis.study.study import Study, open_study
-from analysis.verification.verify import verify
+from analysis.verification.verify_study import verify
 from benchmarks import record as records
 from benchmarks.record import CellFolder, read
 from conf.schema import Tracking
 from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
-from launch.study import study as studies
+from launch.study import study_folder
 from launch.study.identity import ProcessIdentity, Sweep
 from launch.tracking.sync import sync
 from launch.tracking.tracker import MlflowWriter
@@ -113,7 +113,7 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     drift = {"record_id": "d" * 32, "sweep_id": LATE, "cell_key": last.cell.key}
     alone = [*alone, dataclasses.replace(last, **drift)]
     every = [pair, *alone]
-    study = studies.StudyFolder(str(output_dir), "late")
+    study = study_folder.StudyFolder(str(output_dir), "late")
     assert with_values(pair, []) == pair, "without a baseline a record has no efficiency"
     tracker = measure(study, EARLY, [pair], [])
     shares, tables = in_mlflow(tracker)
@@ -153,7 +153,7 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
 def test_the_table_of_a_sweep_has_the_cells_that_were_done_before_it(made, output_dir):
     """A sweep that resumed a cell has it in its table; sync brings its efficiency up to date."""
     pair, alone = made
-    study = studies.StudyFolder(str(output_dir), "late")
+    study = study_folder.StudyFolder(str(output_dir), "late")
     done = dataclasses.replace(alone[0], sweep_id="c" * 32)
     measure(study, "c" * 32, [done], [])
     own = with_values(pair, [done])

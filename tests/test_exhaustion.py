@@ -24,7 +24,7 @@ from launch.machine import exhaustion
 from launch.machine.devices import refuse_small_limits
 from launch.machine.exhaustion import ResourceSnapshot
 from launch.study.identity import Sweep
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking.tracker import MlflowWriter
 
 ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
@@ -53,7 +53,7 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 from launch import sweep
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 with sweep._refused('output_dir=out: cannot be written'):
     StudyFolder(sys.argv[1], 's').note('sweep')
 """

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from build import strategy_of, target_of
 from torch import nn
 
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.kvstore import server_process
 from trainers.strategy import load
 

@@ -15,7 +15,7 @@ from build import make_cell
 from benchmarks import record as records
 from benchmarks.agent import processes
 from benchmarks.record import CellFolder, Lines
-from launch.study.study import StudyFolder, assemble
+from launch.study.study_folder import StudyFolder, assemble
 from trainers.kvstore.buckets import Array
 from trainers.kvstore.shared_memory import KvstoreConfig, SharedMapping
 from trainers.memory import new_path
@@ -106,7 +106,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from benchmarks.record import CellFolder
-from launch.study import study
+from launch.study import study_folder as study
 with study._lock(CellFolder(Path(sys.argv[1]))) as ours:
     print(ours, flush=True)
     time.sleep(600)

@@ -15,8 +15,8 @@ from scipy import stats
 from simulate import ForecastMachine, ForecastTruth
 
 from analysis.__main__ import main as analysis
-from analysis.prediction.calibration import calibrate
-from analysis.prediction.draws import deviation
+from analysis.prediction.calibration_data import calibrate
+from analysis.prediction.distributions import deviation
 from analysis.prediction.forecast import (
     FEWEST_HELD_OUT,
     LEVEL,
@@ -39,7 +39,7 @@ from analysis.validity.checks import CHECKS, judge
 from benchmarks.record import FINDINGS, Validity, read_lines, read_study
 from benchmarks.record.folder import CellFolder
 from conf.schema import ValidityLimits
-from launch.study.forecasts import Forecasts
+from launch.study.live_forecasts import Forecasts
 from launch.tracking.mlflow_run import project
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,8 @@ from benchmarks import record as records
 from benchmarks.record import CellFolder
 from conf.schema import ValidityLimits
 from launch.engines.environment import HostEnvironment, cell_variables
-from launch.study.provenance import HostsEnvironment
-from launch.study.study import StudyFolder, find_finished
+from launch.study.run_environment import HostsEnvironment
+from launch.study.study_folder import StudyFolder, find_finished
 
 REAL = records.read_study(Path(__file__).parent / "data" / "h200_x2" / "eager_a")[0][0]
 CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))

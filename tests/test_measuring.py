@@ -10,7 +10,7 @@ from build import DDP, target_of
 
 from benchmarks.record import read_lines
 from benchmarks.training import derive
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.strategy import load
 
 PARAMETERS = 1_199_882

@@ -25,7 +25,7 @@ from conf.schema import Tracking
 from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.study.background import update_noise_floor
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking.sync import sync
 from launch.tracking.tracker import Tracker
 

@@ -8,7 +8,7 @@ import pytest
 
 from conf.schema import Tracking
 from launch.plan import plan
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking.store import TrackingUnavailable
 from launch.tracking.tracker import Tracker
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build import make_cell
 
-from analysis.report.folder import write_folder
+from analysis.report.report_folder import write_folder
 from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, read, read_lines, safe_files
@@ -18,7 +18,7 @@ from benchmarks.record.safe_files import NotOurs
 from conf.options import Refused
 from conf.process_env import UMASK
 from launch.study.background import update_noise_floor
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking.store import store_lock
 
 pytestmark = pytest.mark.timeout(20)  # a writer that waits for a pipe waits for ever
@@ -312,7 +312,7 @@ ALLOWED = {
     "analysis/bundle.py": "archive.open path.parent.mkdir path.write_bytes root.mkdir"
     " tempfile.TemporaryDirectory",
     # A new folder of a random name is swapped with the earlier report's: it appears as a whole.
-    "analysis/report/folder.py": "(new/path).parent.mkdir (new/path).write_bytes new.rename"
+    "analysis/report/report_folder.py": "(new/path).parent.mkdir (new/path).write_bytes new.rename"
     " old.rename os.link shutil.copy2 target.rename",
     "analysis/report/figure.py": "figure.savefig",  # into memory
     "analysis/topology/drawing.py": "figure.savefig",

@@ -10,10 +10,10 @@ import pytest
 from build import make_cell
 from own_user import QUIET, SHORT, records_of, user
 
-from analysis.prediction.calibration import calibrate
-from analysis.prediction.draws import constant, mean
+from analysis.prediction.calibration_data import calibrate
+from analysis.prediction.distributions import constant, mean
 from analysis.prediction.forecast import forecast
-from analysis.prediction.links import DIRECT, ExchangeWire, LinkModel, TimeCurve
+from analysis.prediction.link_model import DIRECT, ExchangeWire, LinkModel, TimeCurve
 from analysis.study.study import Study
 from conf import groups
 from conf.cell import Network

@@ -86,13 +86,13 @@ FOLDER_ARROWS = {
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
     "analysis": ("console", "cost", "errors", "input_files", "gc_pause", "text"),
-    "benchmarks": ("request", "memory", "derived"),
+    "benchmarks": ("request", "peak_memory", "derived"),
     "trainers": (
         "batches",
         "collectives",
         "comm_hooks",
         "cuda_graph",
-        "hosts",
+        "host_places",
         "memory",
         "models",
         "needed_memory",
@@ -279,7 +279,7 @@ def loaded(statement, *names):
 
 
 def test_the_supervising_process_never_loads_torch():
-    ours = "launch.sweep, launch.__main__, launch.cli.errors, analysis.__main__, conf.cell"
+    ours = "launch.sweep, launch.__main__, launch.cli.hydra_errors, analysis.__main__, conf.cell"
     names = ("torch", "torchvision", "numpy", "trainers", "benchmarks.rank.worker", "launch.sweep")
     assert loaded(f"import {ours}, conf.command_line", *names) == ["launch.sweep"]
 

@@ -15,7 +15,7 @@ from analysis.study.noise_floor import FILE, Scatter, group_of_cell
 from analysis.topology.model import distinct_classes
 from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import read_topology
-from analysis.topology.subsets import classes
+from analysis.topology.subset_classes import classes
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise

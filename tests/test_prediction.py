@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.__main__ import main
 from analysis.commands.forecasts import read_nccl, read_subsets, refuse_absent
 from analysis.prediction.advise import ForecastRequest, candidates
-from analysis.prediction.calibration import (
+from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
     Moments,
@@ -25,9 +25,9 @@ from analysis.prediction.calibration import (
     read_buckets,
     read_moments,
 )
-from analysis.prediction.draws import constant, mean, normal, scaled_normal
+from analysis.prediction.distributions import constant, mean, normal, scaled_normal
 from analysis.prediction.forecast import conformal, errors_of, forecast, hold_out, scores_of
-from analysis.prediction.links import (
+from analysis.prediction.link_model import (
     DIRECT,
     HOST_MEMORY,
     NETWORK,
@@ -39,7 +39,7 @@ from analysis.prediction.links import (
     used_wire,
 )
 from analysis.prediction.query import CellQuery, Subset, Workload
-from analysis.prediction.step import buckets_of, exchange_times, replay
+from analysis.prediction.step_model import buckets_of, exchange_times, replay
 from analysis.prediction.strategies import EXCHANGES, return_ratio
 from analysis.study.study import Study, open_study
 from benchmarks.record import read_study

@@ -37,7 +37,7 @@ from launch.machine.devices import Machine
 from launch.profile.nsys import Nsys, find
 from launch.profile.profiled_pass import checked
 from launch.run_cell import CellRunner
-from launch.study.provenance import RunEnvironment
+from launch.study.run_environment import RunEnvironment
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32

@@ -10,7 +10,7 @@ from planted import LOC, edit_json, edit_lines, gpu_cell, made
 from analysis.__main__ import main
 from analysis.report.build import examine
 from analysis.verification import quick
-from analysis.verification.verify import numbers_of
+from analysis.verification.verify_study import numbers_of
 from benchmarks.record import CellFolder, read
 
 

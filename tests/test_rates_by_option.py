@@ -9,7 +9,7 @@ from build import EVIL, record, study
 from analysis.findings.examine import findings_of
 from analysis.report.build import report
 from analysis.report.figure import style
-from analysis.report.sections.scaling import rates_by_option as by_option
+from analysis.report.sections.scaling_section import rates_by_option as by_option
 from analysis.report.summary import sentences
 from analysis.study.study import Study, open_study
 

@@ -27,7 +27,7 @@ from analysis.report.main_point import main_point
 from analysis.report.numbers import estimate
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section
-from analysis.report.sections.comparisons import differences
+from analysis.report.sections.comparisons_section import differences
 from analysis.report.summary import loss, sentences
 from analysis.report.table import Column, Table
 from analysis.study.estimates import Comparison, Estimate, Findings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from build import make_record, words
 
-from analysis.report.sections.conditions import environment as section_of_environment
+from analysis.report.sections.conditions_section import environment as section_of_environment
 from analysis.study.provenance import LEFT_OUT
 from analysis.study.study import Study
 from conf.nccl import FIELDS, OTHERS

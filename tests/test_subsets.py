@@ -10,7 +10,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.topology.model import Gpu, Topology
 from analysis.topology.readers import parse_topology_text
-from analysis.topology.subsets import classes
+from analysis.topology.subset_classes import classes
 
 DATA = Path(__file__).parent / "data"
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())

@@ -17,8 +17,8 @@ from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.examine import findings_of
 from analysis.findings.record_values import with_values
 from analysis.report.numbers import THIN
-from analysis.report.sections.conditions import environment as environment_section
-from analysis.report.sections.scaling import scaling
+from analysis.report.sections.conditions_section import environment as environment_section
+from analysis.report.sections.scaling_section import scaling
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import INHERITED
 from analysis.study.study import open_study

@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from conf.schema import Tracking
 from launch.study.identity import ProcessIdentity
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking import mlflow_run, saved_view
 from launch.tracking.mlflow_run import project
 from launch.tracking.sync import sync

@@ -14,7 +14,7 @@ from analysis.__main__ import main
 from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
-from launch.study.study import assemble
+from launch.study.study_folder import assemble
 
 DATA = Path(__file__).parent / "data"
 

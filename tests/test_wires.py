@@ -13,9 +13,9 @@ from simulate import DGX1, SUBSETS, WiredTruth, lines_by_quantity, wired_study
 from analysis.findings.examine import findings_of
 from analysis.findings.wire_lines import fit
 from analysis.report.figure import style
-from analysis.report.sections.links import wire_lines
+from analysis.report.sections.links_section import wire_lines
 from analysis.study.study import open_study
-from analysis.topology.subsets import classes
+from analysis.topology.subset_classes import classes
 
 DATA = Path(__file__).parent / "data"
 COST = "strategy/cost_ms"

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.strategy import BucketExchange
 
 Group = dist.ProcessGroup | None  # None: all ranks

@@ -11,7 +11,7 @@ import torch
 
 from conf.cell import Cell
 from trainers import models
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.strategy import load
 
 

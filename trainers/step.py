@@ -11,7 +11,7 @@ from conf.cell import SAMPLES, Cell
 from trainers import compile_passes, models
 from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
 from trainers.cuda_graph import CudaCapture, GraphedStep
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.optimizers import optimizer_of
 from trainers.strategy import Strategy, load
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.targets import locate
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 
 
 class ExchangeAlone(ABC):

@@ -28,7 +28,7 @@ from analysis.prediction.advise import (
     studied_settings,
     topology_of,
 )
-from analysis.prediction.calibration import CalibrationData, calibrate
+from analysis.prediction.calibration_data import CalibrationData, calibrate
 from analysis.prediction.forecast import (
     FEWEST_HELD_OUT,
     HOLDOUTS,
@@ -39,7 +39,7 @@ from analysis.prediction.forecast import (
     forecast,
     hold_out,
 )
-from analysis.prediction.links import NETWORK_FORM, read_network
+from analysis.prediction.link_model import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import NumberFormat, number

@@ -28,7 +28,7 @@ from analysis.topology.model import (
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import read_topology
-from analysis.topology.subsets import classes
+from analysis.topology.subset_classes import classes
 
 FILE_HELP = (
     "text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine"

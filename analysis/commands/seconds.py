@@ -10,7 +10,7 @@ from analysis.console import console
 from analysis.cost import from_record
 from analysis.errors import UnreadableInput
 from analysis.findings.study_inputs import studies_in
-from analysis.report.sections.running import costs_table
+from analysis.report.sections.running_section import costs_table
 from analysis.text import join_words
 from benchmarks.record import read_study
 

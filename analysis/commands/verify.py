@@ -15,7 +15,7 @@ from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.report.table import Column, Table
 from analysis.text import count, single_line
-from analysis.verification.verify import Verification, verify
+from analysis.verification.verify_study import Verification, verify
 from benchmarks.record import CellFolder, record_paths
 from benchmarks.record.encoding import jsonable
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.errors import UnreadableInput
-from analysis.prediction.calibration import SIGMA_AT_P95, CalibrationData
-from analysis.prediction.draws import average, deviation, mean
+from analysis.prediction.calibration_data import SIGMA_AT_P95, CalibrationData
+from analysis.prediction.distributions import average, deviation, mean
 from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error
-from analysis.prediction.links import requested_wire
+from analysis.prediction.link_model import requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
-from analysis.prediction.step import (
+from analysis.prediction.step_model import (
     bare_step,
     between_runs_ms,
     matching_cells,

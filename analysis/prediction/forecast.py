@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from analysis.prediction.calibration import CalibrationData, MeasuredCell, calibrate
-from analysis.prediction.draws import deviation, mean
+from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
+from analysis.prediction.distributions import deviation, mean
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
-from analysis.prediction.step import LEAST_STEP, distance, rate_share, step_model
+from analysis.prediction.step_model import LEAST_STEP, distance, rate_share, step_model
 from analysis.study.conditions import request_of
 from analysis.study.names import of_unit
 from analysis.study.study import Study

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.prediction.links import ExchangeWire, requested_wire
+from analysis.prediction.link_model import ExchangeWire, requested_wire
 from analysis.study.estimates import Member
 from analysis.study.names import unit
 from conf import groups

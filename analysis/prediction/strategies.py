@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from analysis.prediction.draws import Draws, constant, scaled_normal
-from analysis.prediction.links import (
+from analysis.prediction.distributions import Draws, constant, scaled_normal
+from analysis.prediction.link_model import (
     DIRECT,
     OF_HOST_MEMORY,
     WAYS,

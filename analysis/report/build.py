@@ -21,22 +21,38 @@ from analysis.findings.examine import findings_of
 from analysis.findings.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.gc_pause import gc_paused
 from analysis.report.figure import ON_PAGE, style
-from analysis.report.folder import PAGE, write_folder
 from analysis.report.page import Report, markdown_page, page, paper
+from analysis.report.report_folder import PAGE, write_folder
 from analysis.report.section import Section, SectionFunction, words_of
 from analysis.report.sections import (
-    benchmarks,
-    comparisons,
-    conditions,
-    links,
-    losses,
-    machine,
-    running,
-    scaling,
-    trace,
+    benchmarks_section as benchmarks,
 )
-from analysis.report.sections.forecasts import forecasts
-from analysis.report.sections.studies import studies
+from analysis.report.sections import (
+    comparisons_section as comparisons,
+)
+from analysis.report.sections import (
+    conditions_section,
+)
+from analysis.report.sections import (
+    links_section as links,
+)
+from analysis.report.sections import (
+    losses_section as losses,
+)
+from analysis.report.sections import (
+    machine_section as machine,
+)
+from analysis.report.sections import (
+    running_section as running,
+)
+from analysis.report.sections import (
+    scaling_section as scaling,
+)
+from analysis.report.sections import (
+    trace_section as trace,
+)
+from analysis.report.sections.forecasts_section import forecasts
+from analysis.report.sections.studies_section import studies
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.estimates import Findings
 from analysis.study.runs import named
@@ -63,11 +79,11 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     trace.traces,
     comparisons.comparisons,
     comparisons.noise,
-    conditions.validity,
-    conditions.environment,
+    conditions_section.validity,
+    conditions_section.environment,
     running.costs,
-    conditions.commands,
-    conditions.cells,
+    conditions_section.commands,
+    conditions_section.cells,
 )
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
 

@@ -49,7 +49,7 @@ class Report:
 
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
-    """Return the HTML page; `files`, written with it, are for analysis.report.folder."""
+    """Return the HTML page; `files`, written with it, are for analysis.report.report_folder."""
     shown = {"colours": COLOURS, "files": files, "policy": POLICY}
     return _filled("report.html.j2", report, True, **shown)
 

@@ -20,8 +20,8 @@ from analysis.report.main_point import (
 )
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import RATE, Section, bounded, median_and_interval, words_of
-from analysis.report.sections.benchmarks import largest_cells
-from analysis.report.sections.comparisons import differences
+from analysis.report.sections.benchmarks_section import largest_cells
+from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
 from analysis.study.estimates import Estimate, Findings, Key, Point, SettingEffect
 from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, unit_of

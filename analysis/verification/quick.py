@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from analysis.verification.verify import QUOTIENTS, is_sample, quotient, same
+from analysis.verification.verify_study import QUOTIENTS, is_sample, quotient, same
 from benchmarks.record import CellFolder, Record, read_line
 from benchmarks.record.folder import DAMAGED, changed, open_raw
 

@@ -39,7 +39,7 @@ from benchmarks.record.lines import begin_again, now
 from conf.cell import Cell
 from conf.process_env import LAUNCHER, STARTER, TOKEN, UMASK
 from conf.targets import locate
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.strategy import load
 
 MONITOR_SECONDS = 0.1  # between two looks of torch at its ranks

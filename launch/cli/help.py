@@ -17,7 +17,7 @@ from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
 from conf.options import Refused, accepted, closest, metadata_of
 from conf.schema import Config
-from launch.cli.errors import KINDS
+from launch.cli.hydra_errors import KINDS
 
 
 def answer(line: CommandLine) -> None:

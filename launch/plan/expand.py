@@ -12,7 +12,7 @@ from analysis.study.names import unit
 from analysis.topology.model import Topology
 from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import parse_topology, read_topology
-from analysis.topology.subsets import classes
+from analysis.topology.subset_classes import classes
 from conf.groups import SERVER_NODES
 from conf.options import Refused
 from conf.resolve import named_hosts

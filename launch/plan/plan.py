@@ -45,7 +45,7 @@ from launch.plan.refusals import (
     refuse_sweep,
 )
 from launch.profile.nsys import Nsys, find
-from launch.study.study import study_folder
+from launch.study.study_folder import study_folder
 
 LONGEST = 40  # characters of a value of the environment
 

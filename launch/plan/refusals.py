@@ -34,7 +34,7 @@ from launch.machine.fleet import Fleet, Host
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.own_code import refuse_wrong_code
-from launch.study.study import study_folder
+from launch.study.study_folder import study_folder
 from launch.tracking.store import (
     ARTIFACTS,
     DEFAULT_STORE,

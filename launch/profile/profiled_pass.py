@@ -25,7 +25,7 @@ from analysis.validity.nccl_settings import SettingResult
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from launch.profile.nsys import Nsys
-from launch.study.study import PROFILED, prepare
+from launch.study.study_folder import PROFILED, prepare
 from launch.supervision.supervise import Outcome
 
 REPORT = "trace"

@@ -7,7 +7,7 @@ from benchmarks.agent.processes import ENDED
 from benchmarks.record import Failure
 from conf import schema
 from launch.supervision.progress import Rank, Watch
-from launch.supervision.stacks import StackState
+from launch.supervision.stack_reader import StackState
 
 STUCK = ("stopped", "disk-sleep", "tracing-stop", "zombie", "gone", "not started")
 

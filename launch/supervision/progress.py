@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.record import CellFolder, Kind, read_line
 from conf.host_limits import usable_cores
-from launch.supervision.stacks import Location
+from launch.supervision.stack_reader import Location
 
 BEFORE_WARM_UP = ("", "connect", "build", "first step")  # phases of a rank
 

@@ -14,7 +14,7 @@ from launch.engines.engine import CellEngine, Job, Lost
 from launch.supervision.failure import End, ends, first_cause, with_log
 from launch.supervision.hang import STUCK, Hang, explain_hang, overdue
 from launch.supervision.progress import Watch
-from launch.supervision.stacks import locate, log_bytes
+from launch.supervision.stack_reader import locate, log_bytes
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks

@@ -27,7 +27,7 @@ from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.background import BackgroundQueue
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
-from launch.study.study import StudyFolder
+from launch.study.study_folder import StudyFolder
 from launch.tracking import mlflow_run, store
 from launch.tracking.mlflow_run import NOTE, RECORD, SWEEP, TAG_LENGTH, Row, Values, milliseconds
 from launch.tracking.saved_view import VIEW_ID, experiment_tags

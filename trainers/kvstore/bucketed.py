@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainers import collectives, comm_hooks, optimizers
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.kvstore.shared_memory import DTYPES
 from trainers.optimizers import FlatSteps

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from trainers.kvstore import server
+from trainers.kvstore.push_pull_worker import Worker
 from trainers.kvstore.remote import NO_SETTINGS, Demand
-from trainers.kvstore.worker import Worker
 from trainers.process import on_threads
 from trainers.reference_probes import NET_LINK, TIMES
 from trainers.strategy import ReferenceProbe

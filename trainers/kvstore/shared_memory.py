@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainers import memory
-from trainers.hosts import Hosts
+from trainers.host_places import Hosts
 from trainers.kvstore.buckets import Array, BucketLayout, aligned, mxnet, whole
 from trainers.optimizers import SETTINGS
 

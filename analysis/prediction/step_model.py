@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.prediction.calibration import CalibrationData, MeasuredCell
-from analysis.prediction.draws import (
+from analysis.prediction.calibration_data import CalibrationData, MeasuredCell
+from analysis.prediction.distributions import (
     Draws,
     average,
     constant,
@@ -29,7 +29,7 @@ from analysis.prediction.draws import (
     normal,
     scaled_normal,
 )
-from analysis.prediction.links import HOST_MEMORY, NETWORK
+from analysis.prediction.link_model import HOST_MEMORY, NETWORK
 from analysis.prediction.query import CellQuery
 from analysis.prediction.strategies import (
     BucketTimes,

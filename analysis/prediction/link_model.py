@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analysis.prediction.draws import Draws, constant, scaled_normal
+from analysis.prediction.distributions import Draws, constant, scaled_normal
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.timing.alpha_beta import FEWEST_SIZES, Piece, fit
 

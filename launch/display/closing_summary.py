@@ -14,7 +14,7 @@ from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record, read_study
 from launch.plan.estimate import duration, worded
 from launch.plan.plan import Plan
-from launch.study.study import StudyFolder, study_folder
+from launch.study.study_folder import StudyFolder, study_folder
 from launch.supervision.failure import few_lines
 
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.prediction import strategies
-from analysis.prediction.draws import Draws, mean, normal, scaled_normal
-from analysis.prediction.links import (
+from analysis.prediction.distributions import Draws, mean, normal, scaled_normal
+from analysis.prediction.link_model import (
     AND,
     DIRECT,
     HOST_MEMORY,

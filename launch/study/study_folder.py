@@ -37,7 +37,7 @@ from conf.cell import Cell
 from conf.options import Refused, expand_path
 from conf.schema import ValidityLimits
 from launch.study.identity import ProcessIdentity, identity_of
-from launch.study.provenance import RunEnvironment
+from launch.study.run_environment import RunEnvironment
 
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
