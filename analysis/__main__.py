@@ -1,4 +1,4 @@
-"""Read a file of another tool or a study's records, and print a table (with --json: one JSON object).
+"""Read a file of another tool or a study's records, and print a table (--json: a JSON object).
 
 A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1
 something ran and failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or

@@ -1,1 +1,1 @@
-"""How it is measured: one clock, the benchmarks, and the record of a cell. METHOD.md defines every number."""
+"""One clock, the benchmarks, and the record of a cell. METHOD.md defines every number."""

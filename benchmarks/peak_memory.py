@@ -6,7 +6,7 @@ from conf.options import Refused
 
 
 def refuse_too_large(cell: Cell, needed_bytes: int, field: str, room: Room) -> None:
-    """Refuse a cell whose ranks need more memory than there is; `field` is the option that causes it, as 'name=value'.
+    """Refuse a cell whose ranks need more memory than there is; `field` causes it: 'name=value'.
 
     `needed_bytes` is what one rank needs. CPU workers share the free memory of their host equally.
 

@@ -42,14 +42,14 @@ def refuse(cell: Cell, room: Room) -> None:
 def refuse_too_little_shared(
     needed_bytes: int, free_bytes: int | None, who: str, instead: str
 ) -> None:
-    """Refuse what needs more shared memory than is free on its host; None: not known. `who` begins the sentence.
+    """Refuse what needs more shared memory than is free on its host; `who` begins the sentence.
 
     Raises:
         Refused: says how much is needed and what is free; `instead` needs less.
     """
     if free_bytes is not None and needed_bytes > free_bytes:
         raise Refused(
-            f"{who} needs {needed_bytes / 2**20:.1f} MiB of shared memory in {SHARED_MEMORY_FOLDER}, where "
-            f"{free_bytes / 2**20:.1f} MiB are free; accepted is {instead}, or a larger {SHARED_MEMORY_FOLDER} "
-            "(in a container: --shm-size)"
+            f"{who} needs {needed_bytes / 2**20:.1f} MiB of shared memory in "
+            f"{SHARED_MEMORY_FOLDER}, where {free_bytes / 2**20:.1f} MiB are free; accepted is "
+            f"{instead}, or a larger {SHARED_MEMORY_FOLDER} (in a container: --shm-size)"
         )

@@ -102,7 +102,7 @@ FOR_ALL = {
         "strategy",
     ),
 }
-MOST_LINES, FEWEST_LINES, MOST_FILES = 1100, 20, 16  # 600 and 14 when the redesign is done
+MOST_LINES, FEWEST_LINES, MOST_FILES = 600, 20, 15
 # Files that are short for a reason.
 SHORT = {"analysis/errors.py": "every reader raises it"}
 WITHOUT_TORCH = ("conf", "launch", "analysis")

@@ -1,8 +1,9 @@
-"""What each rewrite of optimize=max gains alone: `python .ci/gpu/gains.py FOLDER OPTION...`, on one GPU.
+"""What each rewrite of optimize=max gains alone, on one GPU: `.ci/gpu/gains.py FOLDER OPTION...`.
 
-One model for each variant, all in this process; their steps are timed in turns, so that clocks drift over all alike. Then the
-kernels of the first and of the last variant that take most time. VARIANTS names them, separated by "; ", first the one that the
-others are compared with. `device=cpu` tries it on a CPU, where nothing is compiled.
+One model for each variant, all in this process; their steps are timed in turns, so that clocks
+drift over all alike. Then the kernels of the first and of the last variant that take most time.
+VARIANTS names them, separated by "; ", first the one that the others are compared with.
+`device=cpu` tries it on a CPU, where nothing is compiled.
 """
 
 import json
@@ -75,7 +76,7 @@ USUAL = "; ".join(one for one, variant in VARIANTS.items() if not variant.option
 
 
 def built(name: str, overrides: list[str], device: torch.device) -> tuple[Training, float]:
-    """Return the training of a variant after its first steps, and the seconds that the first took."""
+    """Return the training of a variant after its first steps, and the seconds of the first."""
     began = time.perf_counter()
     variant = VARIANTS[name]
     on_gpu = device.type == "cuda"
@@ -163,7 +164,8 @@ def main(folder: Path, overrides: list[str]) -> None:
         half = float(stdtrit(rounds - 1, 0.975)) * statistics.stdev(gains) / math.sqrt(rounds)
         rate = images / statistics.median(ms)
         print(
-            f"{name}: {rate:,.0f} images/s, {statistics.mean(gains):+.2f} % ± {half:.2f} (95 %, {rounds} rounds)"
+            f"{name}: {rate:,.0f} images/s, {statistics.mean(gains):+.2f} % ± {half:.2f} "
+            f"(95 %, {rounds} rounds)"
         )
     if device.type == "cuda":
         content["gpu"] = torch.cuda.get_device_name(device)

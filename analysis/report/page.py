@@ -20,7 +20,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-PAPER = r"""% Every figure and table of this report, each a file to be \input: latexmk -pdf paper.tex
+PAPER = r"""% Every figure and table of this report, each a file to \input: latexmk -pdf paper.tex
 \documentclass[10pt]{article}
 \usepackage[a4paper,margin=2cm]{geometry}
 \usepackage{booktabs,graphicx,longtable}
