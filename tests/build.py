@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks import record as records
-from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, Validity, metrics
+from benchmarks.record import CellFolder, Failure, Record, Validity, metrics
 from conf import groups
 from conf.cell import Cell, Network, Optimizer
 from conf.resolve import checked, resolve
@@ -375,22 +375,6 @@ def database_rows(file):
 
 def tracked_runs(tracker):
     return {run.info.run_name: run for run in tracker._client.search_runs([tracker._experiment])}
-
-
-def write_samples(folder, seconds, began=TRACKED_START):
-    """A sample every half second of two GPUs, every second of the CPU, as the sampler of a cell writes them."""
-    gpus, cpu = Lines(CellFolder(folder).gpu_samples), Lines(CellFolder(folder).cpu_samples)
-    for number in range(2 * seconds):
-        of_gpus = [
-            {"sm_mhz": 1980, "power_w": 600.5 + gpu, "memory_bytes": 3 * 10**9, "busy_percent": 99}
-            for gpu in (0, 1)
-        ]
-        gpus.write(Kind.SAMPLE, began + number / 2, gpus=of_gpus)
-        if number % 2 == 0:
-            cpu.write(
-                Kind.SAMPLE, began + number / 2, cores=4, busy_s=number * 1.0, own_s=number * 0.5
-            )
-    gpus.write(Kind.SAMPLE, began, gpus="damaged")
 
 
 ROOT = Path(__file__).parent.parent

@@ -38,8 +38,8 @@ FEW_TESTS_OF_RANKS = 6
 LONGEST = """
     test_measuring test_compiled_cells test_faulty_sweeps test_end_to_end test_own_code
     test_requests test_report test_tracking test_agents test_forecasts test_own_page test_hosts
-    test_written_paths test_mlflow_ui test_damaged_files test_lasting_output test_compose
-    test_compare_store test_sync test_planted
+    test_written_paths test_mlflow_ui test_damaged_files test_compose
+    test_sync test_planted
 """
 
 

@@ -20,7 +20,6 @@ import pytest
 
 MIB = 1 << 20
 HOG = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 24))"  # its pages are touched: the process itself is killed
-STORE = ("tracking.enabled=true",)
 KVSTORE = ("strategy=cpu_staged",)
 
 

@@ -6,7 +6,7 @@ import pytest
 from build import make_cell, make_record
 
 from analysis.findings.baselines import Baselines
-from analysis.study.conditions import INCIDENTAL, IRRELEVANT_TO_BASELINES
+from analysis.study.conditions import DEVICES, INCIDENTAL, OF_SERVERS
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from benchmarks.record import Validity
@@ -96,6 +96,8 @@ def alone_of(cell):
     return [dataclasses.replace(cell, gpus=(gpu,)) for gpu in PLAIN.gpus]
 
 
+# The fields that do not separate a subset from its one-GPU baselines. All others do.
+IRRELEVANT_TO_BASELINES = (*INCIDENTAL, *DEVICES, *OF_SERVERS, "nccl")
 CASES = [(field, None) for field in VALUES]
 CASES += [(field, option) for field, options in CHANGES.items() for option in options]
 

@@ -24,9 +24,6 @@ OF_SERVERS = ("server_gpus", "server_hosts")  # where servers run follows from w
 # One GPU uses neither links nor NCCL's settings. A name that ends in `.` or `_` stands for all that
 # begin with it.
 OF_LINKS = ("nccl.", CONNECTIONS)
-# The fields of a cell that do not separate a subset from its one-GPU baselines. All others do.
-IRRELEVANT_TO_BASELINES = (*INCIDENTAL, *DEVICES, *OF_SERVERS, "nccl")
-
 
 # What runs of one study share that may be compared: the values of the names that differ in the
 # study and are relevant, and what else must be equal (the GPUs, the images per rank).
