@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
+from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY, Efficiency
 from analysis.findings.communication import EXPOSED, HIDDEN
-from analysis.findings.examine import findings_of
+from analysis.findings.examine import Findings, findings_of
 from analysis.findings.record_values import SeveralRecords
 from analysis.gc_pause import gc_paused
 from analysis.report.build import checked_study, report_of
 from analysis.report.page import Report
 from analysis.study.conditions import request_of
-from analysis.study.estimates import Efficiency, Estimate, Findings
-from analysis.study.intervals import names_of
+from analysis.study.intervals import Estimate, names_of
 from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, run_name
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, has_floor
 from analysis.study.provenance import CONNECTIONS, PROVENANCE, hardware

@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+# The device of a rank: an id on this machine; '<host>:<id>' where cells have hosts.
+Member: TypeAlias = int | str
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
 # Values of `optimize`: those that compile the model, and those that replay a step as a CUDA graph.
 COMPILED = ("compile", "max", "compile_graph", "max_graph")
@@ -168,7 +170,7 @@ class Cell:
         return int(self.strategy.get("servers", 0))
 
     @property
-    def members(self) -> tuple[int | str, ...]:
+    def members(self) -> tuple[Member, ...]:
         """The devices of the ranks, in rank order; '<host>:<id>' where the cell has hosts."""
         if not self.hosts:
             return self.gpus

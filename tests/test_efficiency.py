@@ -9,14 +9,13 @@ import pytest
 from rich.console import Console
 from simulate import Simulator, Truth
 
-from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, stated
+from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, Efficiency, stated
 from analysis.findings.communication import EXPOSED, HIDDEN
 from analysis.findings.examine import findings_of
 from analysis.findings.record_values import again, rests_on, values_of, with_values
 from analysis.report.build import examine
 from analysis.report.cell_numbers import cell_numbers
 from analysis.report.numbers import number
-from analysis.study.estimates import Efficiency
 from analysis.study.study import Study, open_study
 from analysis.verification.verify_study import verify
 from benchmarks import record as records

@@ -6,9 +6,8 @@ import math
 import pytest
 from simulate import STRATEGY, Simulator, Truth, changed
 
-from analysis.findings.clock_loss import AT_MOST, NAME
 from analysis.findings.communication_parts import COMMUNICATION, REST, SLOWED, TAIL
-from analysis.findings.waterfall import waterfalls
+from analysis.findings.waterfall import AT_MOST, CLOCKS, waterfalls
 from analysis.study.study import Study
 
 TWO = (0, 1)
@@ -27,8 +26,8 @@ def test_of_two_members_the_one_that_is_slowed_most_counts():
 
     truth = Truth(alone_ms=(54.0, 54.3), noise=0.0)
     _, found = parts([sampled(one) for one in Simulator(truth).explained(TWO, repeats=1)])
-    assert found[NAME].ms.value == pytest.approx(54.5 * 1900 / 1700 - 54.8)
-    assert found[NAME].why == AT_MOST
+    assert found[CLOCKS].ms.value == pytest.approx(54.5 * 1900 / 1700 - 54.8)
+    assert found[CLOCKS].why == AT_MOST
 
 
 def moments(tail_ms, slowed_ms, spread_ms=0.01):

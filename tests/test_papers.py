@@ -13,7 +13,7 @@ from analysis.report.latex import latex
 from analysis.report.page import Report
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
-from analysis.study.estimates import Estimate
+from analysis.study.intervals import Estimate
 
 DATA = Path(__file__).parent / "data"
 STUDIES = ("h200_x2/links", "h200_x4/settings", "h200_x4/waterfall")

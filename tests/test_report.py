@@ -19,7 +19,8 @@ from pages import widths
 from simulate import Simulator, Truth
 
 from analysis.__main__ import main
-from analysis.findings.examine import findings_of
+from analysis.findings.comparisons import Comparison
+from analysis.findings.examine import Findings, findings_of
 from analysis.report.build import examine, report
 from analysis.report.charts import Axis, DrawnCurve, curves_figure
 from analysis.report.figure import colours, style
@@ -30,7 +31,7 @@ from analysis.report.section import Section
 from analysis.report.sections.comparisons_section import differences
 from analysis.report.summary import loss, sentences
 from analysis.report.table import Column, Table
-from analysis.study.estimates import Comparison, Estimate, Findings
+from analysis.study.intervals import Estimate
 from analysis.study.names import shared_name, short_names
 from analysis.study.study import Study, open_study
 

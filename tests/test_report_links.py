@@ -8,11 +8,12 @@ from build import EVIL, record, study
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.findings.examine import Findings
 from analysis.report import summary
 from analysis.report.build import benchmark_sections, report
 from analysis.report.charts import window
 from analysis.report.figure import style
-from analysis.study.estimates import Estimate, Findings
+from analysis.study.intervals import Estimate
 from analysis.study.study import open_study
 
 DATA = Path(__file__).parent / "data"

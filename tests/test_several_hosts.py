@@ -9,7 +9,7 @@ from build import facts_of, on_hosts, record, study
 
 from analysis.findings.between_studies import cell_id
 from analysis.findings.examine import findings_of
-from analysis.findings.host_wires import host_wires
+from analysis.findings.links import host_wires
 from analysis.findings.record_values import SeveralRecords, rests_on, with_values
 from analysis.findings.study_inputs import StudyPath, open_inputs
 from analysis.report.build import examine

@@ -44,7 +44,7 @@ from analysis.prediction.query import CellQuery, Subset
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.table import Column, Table
-from analysis.study.estimates import Estimate
+from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit
 from analysis.study.study import Study, open_study
 from analysis.text import count

@@ -20,7 +20,6 @@ from analysis.study.conditions import (
     irrelevant_to_baselines,
     irrelevant_to_curves,
 )
-from analysis.study.estimates import Efficiency, Member
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
 from analysis.study.noise_floor import CLOCK
@@ -30,7 +29,9 @@ from analysis.study.runs import Runs, between_runs, grouped, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record
 from conf import groups
-from conf.cell import Cell
+from conf.cell import Cell, Member
+
+AGAINST = "against"  # before the members that an efficiency is against
 
 EFFICIENCY = "scaling/efficiency"  # metrics
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"
@@ -42,6 +43,36 @@ FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is
 DIFFER = 1.5  # members differ where their rates vary by more than this multiple of the noise's
 # A control cell has the same images per rank, whether these were asked for or follow from the step.
 FREE = ("global_batch_size", *OF_SERVERS)
+
+
+class Efficiency(float):
+    """A scaling efficiency as a share; against which GPUs, where some were not measured alone."""
+
+    of: tuple[Member, ...]
+    unit: str
+
+    def __new__(cls, value: float, of: tuple[Member, ...] = (), unit: str = "GPU") -> "Efficiency":
+        """Make one; `of` is empty where every member was measured alone."""
+        share = super().__new__(cls, value)
+        share.of, share.unit = of, unit
+        return share
+
+    @property
+    def mark(self) -> str:
+        """`against GPU 0`, for people; empty where every member was measured alone."""
+        if not self.of:
+            return ""
+        return f"{AGAINST} {self.members}"
+
+    @property
+    def members(self) -> str:
+        """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
+        if not self.of:
+            return f"every {self.unit}"
+        unit = self.unit
+        if len(self.of) > 1:
+            unit += "s"
+        return f"{unit} {','.join(map(str, self.of))}"
 
 
 class Baselines:

@@ -23,14 +23,13 @@ from analysis.findings.study_inputs import StudyInput
 from analysis.statistics.tests import significant
 from analysis.study.conditions import chosen_options, differing_names, request_of
 from analysis.study.draws import MEASURED
-from analysis.study.estimates import Estimate, Member
-from analysis.study.intervals import LEVEL, WIDEST, of_median, quantile
+from analysis.study.intervals import LEVEL, WIDEST, Estimate, of_median, quantile
 from analysis.study.names import BETWEEN, format_option, gpu_list
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
 from benchmarks.record.metrics import metric as entry_of
 from benchmarks.record.metrics import place as position_of
-from conf.cell import Cell
+from conf.cell import Cell, Member
 from conf.options import to_text
 
 # The GPUs in rank order, and what was asked in words that are the same for every version.

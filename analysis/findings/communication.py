@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from analysis.findings.baselines import WITHOUT, Baselines
 from analysis.study import names as labels
 from analysis.study.conditions import Condition, irrelevant_to_baselines
-from analysis.study.estimates import Communication, Member
 from analysis.study.intervals import of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.rates import IMAGES_PER_SECOND
-from analysis.study.runs import Runs, merged_by
+from analysis.study.runs import Key, Runs, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
+from conf.cell import Member
 
 COST, EXCHANGE = "strategy/cost_ms", "comm/exchange_ms"
 EXPOSED, HIDDEN = "comm/exposed_ms", "comm/hidden_share"
@@ -37,6 +37,23 @@ Uncertain = tuple[float, float]  # ms, and half of the 95 % interval; NaN where 
 # What a strategy costs on one GPU, ALONE or DIFFERENCE, and the ids of the records; or why it is
 # not known.
 CostAlone = tuple[Uncertain, str, tuple[str, ...]] | str
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What equal cells say of their exposed communication, medians over runs; None: not claimed."""
+
+    label: str
+    gpus: tuple[Member, ...]
+    key: Key
+    record_ids: tuple[str, ...]
+    cost_ms: float  # of the strategy in a step
+    cost_alone_ms: float | None  # … on one GPU
+    alone_from: str  # how that was measured
+    exposed_ms: float | None
+    hidden_share: float | None
+    hidden_half: float | None  # half the 95 % interval of the hidden share of one run
+    why: str  # why a number is not claimed
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ the slowed backward, from observed steps with the exchange and without it (table
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.findings.communication import COST
 from analysis.study.draws import Step, draws_of_median, mean_step
-from analysis.study.estimates import Member
 from analysis.study.provenance import listed, mapping
 from analysis.study.runs import Runs
 from benchmarks.record import Record, finite
 from benchmarks.timing.statistics import ERROR_OF_MEDIAN
+from conf.cell import Member
 
 COMMUNICATION = "exposed communication"
 INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"  # together all of it
@@ -22,23 +21,36 @@ TAIL = "exchange after the last gradient"
 SLOWED = "backward slowed by the exchange"
 REST = "exposed, not explained"
 UNSEEN = "no step was observed (benchmark.calibrate=timeline)"
+UNSEEN_ALONE = "no GPU's steps were observed alone"
+UNSPLIT = (
+    "no host was measured alone with all its GPUs: what is lost inside hosts and between them is "
+    "not told apart"
+)
 QUARTILES = 1.349  # between those of normal values, in standard deviations
-# Of a waterfall: name, time, and why it is not known or what qualifies it.
-Parts = list[tuple[str, Step | None, str]]
-# Three times in ms, and their standard errors.
-Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class Observed:
-    """How much longer the parts of a step take with the exchange."""
+class LossPart(NamedTuple):
+    """A part of a waterfall."""
 
-    tail: Step
-    slowed: Step
-    after: Step
+    name: str
+    step: Step | None  # None: not known
+    why: str = ""  # it is not known, or what qualifies it
 
 
-def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step | None) -> Parts:
+class Time(NamedTuple):
+    """A time in ms with its standard error."""
+
+    ms: float
+    error: float
+
+    def minus(self, earlier: "Time") -> "Time":
+        """Return the time since another one."""
+        return Time(self.ms - earlier.ms, math.hypot(self.error, earlier.error))
+
+
+def by_hosts(
+    runs: Runs, parts: Sequence[LossPart], hosts: Mapping[Member, Runs], alone: Step | None
+) -> Sequence[LossPart]:
     """Return the parts with the communication of several hosts split into inside and between.
 
     Inside is what the strategy costs on a host alone with all its GPUs, the mean over the hosts,
@@ -48,102 +60,96 @@ def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step
     if exposed is None:
         return parts
     if len(runs.cell.gpus) == 1:
-        return [(BETWEEN, exposed, why), *rest]
+        return [LossPart(BETWEEN, exposed, why), *rest]
     costs = []
     for of_host in hosts.values():
         cost = of_host.step(COST)
         if cost is not None:
             costs.append(cost)
-    whole = mean_step(costs)
-    if whole is None or len(costs) < len(hosts):
-        unsplit = (
-            "no host was measured alone with all its GPUs: what is lost inside hosts and between "
-            "them is not told apart"
-        )
-        return [(COMMUNICATION, exposed, _joined(why, unsplit)), *rest]
-    inside = whole
+    inside = mean_step(costs)
+    if inside is None or len(costs) < len(hosts):
+        return [LossPart(COMMUNICATION, exposed, _joined(why, UNSPLIT)), *rest]
     if alone:
-        inside = whole - alone
-    return [(INSIDE, inside, why), (BETWEEN, exposed - inside, ""), *rest]
+        inside = inside - alone
+    return [LossPart(INSIDE, inside, why), LossPart(BETWEEN, exposed - inside), *rest]
 
 
-def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
+def in_parts(
+    parts: Sequence[LossPart], runs: Runs, alone: Mapping[Member, Runs]
+) -> Sequence[LossPart]:
     """Return the parts with the exposed one split by observed steps, else with the reason."""
     (name, exposed, why), *rest = parts
     if exposed is None:
         return parts
-    together = observed(runs)
-    own_tails, own_slowed = [], []
+    together = _observed(runs)
+    tails, slowed_backwards = [], []
     for member in alone.values():
-        of_member = observed(member)
-        if of_member is not None:
-            own_tails.append(of_member.tail)
-            own_slowed.append(of_member.slowed)
-    if together is None or not own_tails:
-        reasons = ["no GPU's steps were observed alone"]
-        if together is None:
-            reasons = []
-            for row in _rows(runs.records[0]).values():
-                reasons += mapping(row.get("unknown")).values()
-            reasons = [reason for reason in reasons if isinstance(reason, str)] or [UNSEEN]
-        return [(name, exposed, _joined(why, f"its parts are not known: {reasons[0]}")), *rest]
-    tail, slowed = beyond(together.tail, own_tails), beyond(together.slowed, own_slowed)
-    return [(TAIL, tail, why), (SLOWED, slowed, ""), (REST, exposed - tail - slowed, ""), *rest]
+        of_member = _observed(member)
+        if of_member:
+            tails.append(of_member[TAIL])
+            slowed_backwards.append(of_member[SLOWED])
+    tail_alone, slowed_alone = mean_step(tails), mean_step(slowed_backwards)
+    if not together or tail_alone is None or slowed_alone is None:
+        reason = UNSEEN_ALONE
+        if not together:
+            reason = _why_unseen(runs.records[0])
+        return [LossPart(name, exposed, _joined(why, f"its parts are not known: {reason}")), *rest]
+    tail, slowed = together[TAIL] - tail_alone, together[SLOWED] - slowed_alone
+    unexplained = LossPart(REST, exposed - tail - slowed)
+    return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
+
+
+def _why_unseen(record: Record) -> str:
+    for row in _rows(record).values():
+        for reason in mapping(row.get("unknown")).values():
+            if isinstance(reason, str):
+                return reason
+    return UNSEEN
 
 
 def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def beyond(together: Step, alone: Sequence[Step]) -> Step:
-    """Return a part of a step on several GPUs without the mean of what it is on one."""
-    mean = mean_step(alone)
-    return together if mean is None else together - mean
-
-
-def observed(runs: Runs) -> Observed | None:
-    """Return the medians of the parts over runs; None without steps with and without exchange."""
-    values_of_runs, errors_of_runs = [], []
+def _observed(runs: Runs) -> dict[str, Step]:
+    """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
+    without steps with the exchange and without it.
+    """
+    observed: dict[str, list[Time]] = {TAIL: [], SLOWED: []}
     for record in runs.records:
-        moments = _moments(record)
-        if moments is not None:
-            values_of_runs.append(moments[0])
-            errors_of_runs.append(moments[1])
-    steps = []
-    parts = zip(zip(*values_of_runs, strict=True), zip(*errors_of_runs, strict=True), strict=True)
-    for index, (values, errors) in enumerate(parts):
+        times = _observed_of(record)
+        if times is not None:
+            for name, time in zip(observed, times, strict=True):
+                observed[name].append(time)
+    steps = {}
+    for index, (name, times_of_runs) in enumerate(observed.items()):
+        if not times_of_runs:
+            return {}
+        values, errors = zip(*times_of_runs, strict=True)
         deviation = statistics.median(errors)
         if len(values) > 1:  # the larger of the scatter inside runs and of that between them
             deviation = max(deviation, statistics.stdev(values))
-        median, name = statistics.median(values), f"{index} moments {runs.records[0].record_id}"
-        steps.append(Step(median, draws_of_median(median, deviation, len(values), name)))
-    if not steps:
-        return None
-    return Observed(*steps)
+        median, seed = statistics.median(values), f"{index} moments {runs.records[0].record_id}"
+        steps[name] = Step(median, draws_of_median(median, deviation, len(values), seed))
+    return steps
 
 
-def _moments(record: Record) -> Moments | None:
-    """Return how much longer tail, backward and update take, on the rank with the shortest tail."""
+def _observed_of(record: Record) -> tuple[Time, Time] | None:
+    """Return how much longer tail and backward take, on the rank with the shortest tail."""
     rows = _rows(record)
-    moments = []
+    of_ranks = []
     for rank in range(record.cell.world_size):
-        before, after = _ends(rows.get((rank, False))), _ends(rows.get((rank, True)))
-        if before is None or after is None:
+        without, with_exchange = _ends(rows.get((rank, False))), _ends(rows.get((rank, True)))
+        if without is None or with_exchange is None:
             return None
-        (last, end, whole), (last_with, end_with, whole_with) = before[0], after[0]
-        of_last, of_end, of_whole = map(math.hypot, before[1], after[1])
-        parts = (
-            (end_with - last_with) - (end - last),
-            last_with - last,
-            (whole_with - end_with) - (whole - end),
-        )
-        errors = (math.hypot(of_last, of_end), of_last, math.hypot(of_end, of_whole))
-        moments.append((parts, errors))
-    return min(moments)
+        slowed = with_exchange[0].minus(without[0])
+        tail = with_exchange[1].minus(without[1]).minus(slowed)
+        of_ranks.append((tail, slowed))
+    return min(of_ranks)
 
 
-def _ends(row: Mapping[str, Any] | None) -> Moments | None:
-    """Return when the last gradient is there, the exchange has ended and the step has, in ms."""
+def _ends(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
+    """Return when the last gradient is there, and when the exchange has ended."""
     if row is None:
         return None
     ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms")
@@ -152,18 +158,16 @@ def _ends(row: Mapping[str, Any] | None) -> Moments | None:
         return None
     if len(spreads) != len(ready) or not ready:
         return None
-    times = [*ready, row.get("exchange_ms"), row.get("update_ms")]
+    moments = [*ready, row.get("exchange_ms"), row.get("update_ms")]
     spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
     share = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
-    moments = []
-    for time, spread in zip(times, spreads, strict=True):
-        at_ms, spread_ms = finite(time), finite(spread)
+    times = []
+    for moment, spread in zip(moments, spreads, strict=True):
+        at_ms, spread_ms = finite(moment), finite(spread)
         if at_ms is None or spread_ms is None:
             return None
-        moments.append((at_ms, spread_ms * share))
-    last, exchange, update = max(moments[:-2]), *moments[-2:]
-    ends, errors = zip(last, exchange, update, strict=True)
-    return ends, errors
+        times.append(Time(at_ms, spread_ms * share))
+    return max(times[:-2]), times[-2]
 
 
 def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:

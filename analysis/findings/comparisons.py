@@ -9,7 +9,7 @@ it is Welch's, unpaired. All tests of a study are one family (Holm 1979).
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -20,13 +20,15 @@ from analysis.findings.links import transport_of
 from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted, significant
 from analysis.study import names as labels
 from analysis.study.conditions import chosen_options
-from analysis.study.estimates import Comparison, Estimate, Noise, SettingEffect
-from analysis.study.intervals import LEVEL, WIDEST, quantile
+from analysis.study.intervals import LEVEL, WIDEST, Estimate, quantile
 from analysis.study.noise_floor import FEWEST
 from analysis.study.rates import Rate
-from analysis.study.runs import Runs, between_runs, grouped
+from analysis.study.runs import Key, Runs, between_runs, grouped
 from analysis.study.study import Study
 from benchmarks.record import Record
+from conf.cell import Member
+
+VERDICTS = ("faster", "slower", "no difference seen")
 
 PREFIX = "nccl."  # of the names of NCCL's settings in a key
 EXCHANGE = "comm/exchange_ms"
@@ -43,6 +45,59 @@ CHANCE = "its interval excludes 0, but among so many comparisons that can be cha
 NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
 UNPAIRED = "no sweep measured both cells in turn: a drift of the machine would look the same"
 SEPARATE = "one cell was measured before the other: a change of the machine would look the same"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of two cells that differ in one thing, on the same GPUs."""
+
+    first: str  # label
+    second: str  # label
+    difference: Estimate  # (second − first) ÷ first
+    smallest: float | None  # the smallest share that these runs could have shown
+    verdict: str  # VERDICTS, of the second; empty where nothing can be said
+    why: str = ""  # where there is no verdict, or what qualifies it
+    asked: str = ""  # what differs, for people: strategy, optimize, NCCL_P2P_LEVEL, …
+    gpus: tuple[Member, ...] = ()
+    runs: tuple[int, int] = (1, 1)
+    rate: str = "images/s"  # what is compared; more is faster
+    differing: tuple[str, ...] = ()  # names in the keys that differ
+    first_key: Key = field(default_factory=dict)
+    second_key: Key = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SettingEffect:
+    """What an NCCL setting changed, against the same cell in which it was left alone."""
+
+    setting: str  # for people: P2P_LEVEL=LOC
+    compared: Comparison  # of the primary rate; the first cell leaves the setting alone
+    transports: tuple[str, str]  # without and with it, as NCCL's log says; empty where it does not
+    exchange_ms: tuple[float | None, float | None]  # medians over runs
+
+    @property
+    def exchange_ratio(self) -> float | None:
+        """The time of an exchange with the setting, as a multiple of that without it."""
+        without, with_it = self.exchange_ms
+        return with_it / without if without and with_it else None
+
+    @property
+    def other_transport(self) -> bool:
+        """Whether NCCL is known to have used another transport."""
+        without, with_it = self.transports
+        return bool(without and with_it) and without != with_it
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The A/A floor: how far runs of equal cells differ; None where too few cells ran twice."""
+
+    floor: float | None  # share; 19 of 20 pairs of single runs of equal cells differ by less
+    pairs: int
+    drift: float | None  # change of the first cell when it ran once more at the end, as a share
+    deviation: float | None = None  # standard deviation between runs of equal cells, as a share
+    freedom: int = 0  # degrees of freedom of the deviation
+    rate: str = "images/s"
 
 
 @dataclass(frozen=True)

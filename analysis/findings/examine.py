@@ -1,18 +1,44 @@
-"""Everything that a study says, in one call: what the report prints."""
+"""Everything that a study says, in one call: what the report prints.
 
-from analysis.findings.communication import communication, not_claimed
+A share is a part of one (0.98), a rate is in images per second. What a study cannot say is absent,
+with a sentence why. A finding names its cell by `gpus` and `key`; `label` is for people.
+"""
+
+from dataclasses import dataclass, field
+
+from analysis.findings.communication import Communication, communication, not_claimed
 from analysis.findings.comparisons import (
+    Comparison,
+    Noise,
+    SettingEffect,
     comparisons,
     noises,
     setting_effects,
     unused_on_cpu_workers,
 )
-from analysis.findings.links import link_values, machine_links, subset_links
-from analysis.findings.scaling import curves
-from analysis.findings.waterfall import waterfalls
-from analysis.findings.wire_lines import wire_lines
-from analysis.study.estimates import Findings
+from analysis.findings.links import LinkValue, SubsetLinks, link_values, machine_links, subset_links
+from analysis.findings.scaling import Scaling, curves
+from analysis.findings.waterfall import Waterfall, waterfalls
+from analysis.findings.wire_lines import WireLine, wire_lines
 from analysis.study.study import Study
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that a study says; `unsaid` and `scaling.refusals` say why a part is empty."""
+
+    scaling: Scaling = field(default_factory=Scaling)
+    waterfalls: tuple[Waterfall, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    settings: tuple[SettingEffect, ...] = ()  # of NCCL
+    noises: tuple[Noise, ...] = ()  # one for each rate that cells of the study have
+    wires: tuple[SubsetLinks, ...] = ()
+    worth: tuple[LinkValue, ...] = ()
+    communication: tuple[Communication, ...] = ()
+    wire_lines: tuple[WireLine, ...] = ()
+    no_wire_line: str = ""  # where there is none: what is missing and how to plan it
+    excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
+    unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why
 
 
 def findings_of(study: Study) -> Findings:

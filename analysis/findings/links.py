@@ -1,4 +1,5 @@
-"""The links inside a machine: what each subset exchanged over which, and what a link class costs.
+"""The links inside a machine and the network between hosts: what each subset exchanged over which,
+and what a link class costs.
 
 Link classes come from the records, GB/s between pairs from cells with benchmark=p2p.
 """
@@ -7,20 +8,20 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from analysis.findings.host_wires import host_wires
+from analysis.findings.scaling import Scaling
 from analysis.study import names as labels
 from analysis.study.conditions import Condition
 from analysis.study.draws import MEASURED, Draws, estimate
-from analysis.study.estimates import LinkValue, Member, Scaling, SubsetLinks
-from analysis.study.provenance import facts_of_hosts, gpus_of, mapping
-from analysis.study.runs import Runs, grouped
+from analysis.study.intervals import Estimate
+from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of, listed, mapping
+from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
 from analysis.topology.bandwidth import set_bandwidth
 from analysis.topology.model import (
@@ -33,11 +34,43 @@ from analysis.topology.model import (
 )
 from analysis.topology.placement import MOST_GPUS, Ring, best_ring
 from benchmarks.record import Record
+from conf.cell import Member, compress_hosts
 
+MOST_PADDING = 0.01  # share of the bytes that buckets may add
+NAMED = 2  # hosts whose interfaces are named one by one
 # Copies from one GPU to another, in a record's matrices.
 WITH_PEERS, WITHOUT_PEERS = "unidirectional_enabled", "unidirectional_disabled"
 
 Matrix = dict[tuple[Member, Member], float]  # GB/s from one GPU to another
+
+
+@dataclass(frozen=True)
+class SubsetLinks:
+    """The exchange of a subset next to the links that it had."""
+
+    gpus: tuple[Member, ...]
+    key: Key
+    strategy: str
+    label: str
+    link_class: str | None  # the worst between neighbours of the best ring
+    transport: str | None
+    exchange_gb_per_s: float | None  # busbw
+    p2p_gb_per_s: float | None  # of all its rings, at the GB/s of benchmark=p2p between pairs
+    nominal_gb_per_s: float | None  # the same by link counts and data sheets
+    efficiency: float | None
+
+
+@dataclass(frozen=True)
+class LinkValue:
+    """Images/s and GPU that one strategy loses with a link class instead of the best one."""
+
+    key: Key  # of the first cell with the class
+    strategy: str
+    label: str
+    link_class: str
+    lost: Estimate
+    gradient_bytes: float | None
+    batch_size: int
 
 
 class MachineLinks:
@@ -251,3 +284,85 @@ def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
     if len(drawn) < len(rates):
         return fmean(rates) / size, None
     return fmean(rates) / size, np.exp(drawn).mean(axis=0) / size
+
+
+# The network between the hosts of a cell: its interfaces, what they carried and could carry
+
+
+@dataclass(frozen=True)
+class HostWire:
+    """What a host reaches the others through."""
+
+    names: tuple[str, ...]  # devices that NCCL used, else gloo's interface; empty: not known
+    gbit_per_s: float | None  # of all of them, as the driver has it
+
+
+@dataclass(frozen=True)
+class HostWires:
+    """The network between the hosts of a cell; medians over its runs, None: not measured."""
+
+    worded: str  # `a's eth0 ↔ b's ib0`, of many hosts `eth0 of node[01-16]`; empty: not known
+    exchange_ms: float | None
+    share: float | None  # of what the wires carry, by the reference net_link
+    gb_per_s: float | None  # of a host while it exchanges, where it is a ring of one rank a host
+    link_gb_per_s: float | None  # what the wires of a host carry, by the reference
+    nominal_gb_per_s: float | None  # … of the slowest host, if every driver says it
+
+
+def host_wires(runs: Runs) -> HostWires | None:
+    """Return the wires between the hosts of a cell; None where it has one."""
+    if len(runs.cell.every_host) < 2:
+        return None
+    of_hosts = wires_of(runs.records[0])
+    names, rates = [], []
+    for wire in of_hosts.values():
+        names.append("+".join(wire.names))
+        if wire.gbit_per_s is not None:
+            rates.append(wire.gbit_per_s)
+    worded = ""
+    if all(names) and len(names) <= NAMED:
+        worded = " ↔ ".join(f"{host}'s {name}" for host, name in zip(of_hosts, names, strict=True))
+    elif all(names):
+        worded = f"{', '.join(dict.fromkeys(names))} of {compress_hosts([*of_hosts])}"
+    exchange_ms, link_ms = runs.median("comm/exchange_ms"), runs.median("reference/net_link_ms")
+    share = link_ms / exchange_ms if link_ms and exchange_ms else None
+    # A ring of one rank on each host: all that a rank sends crosses to other hosts.
+    hosts, size = len(runs.cell.hosts), runs.records[0].model.get("gradient_bytes")
+    gb_per_s, link_gb_per_s, nominal = None, None, None
+    if size and len(runs.cell.gpus) == 1 and not runs.cell.servers:
+        crossing, moved = 2 * (hosts - 1) / hosts * size, runs.median("comm/bytes_moved") or 0.0
+        if crossing > 0 and math.isclose(moved, crossing, rel_tol=MOST_PADDING):
+            gb_per_s = runs.median("comm/busbw_gb_per_s")
+    if gb_per_s and share:
+        link_gb_per_s = gb_per_s / share
+    if len(rates) == len(of_hosts):
+        nominal = min(rates) / 8
+    return HostWires(worded, exchange_ms, share, gb_per_s, link_gb_per_s, nominal)
+
+
+def wires_of(record: Record) -> dict[str, HostWire]:
+    """Return {host: what it reaches the others through}, in rank order, then hosts of servers."""
+    used = mapping(mapping(record.effective.get("nccl")).get("nics"))
+    return {host: _wire(facts, used.get(host)) for host, facts in facts_of_hosts(record).items()}
+
+
+def _wire(facts: Mapping[str, Any], used: object) -> HostWire:
+    if not isinstance(used, list) or not used:
+        name, gbit_per_s = interface_of(facts)
+        return HostWire((name,) if name else (), gbit_per_s)
+    devices = tuple(map(str, used))
+    rates: dict[str, float] = {}
+    for port in listed(facts.get("infiniband")):
+        rate = re.match(r"([0-9.]+) Gb/sec", str(port.get("rate")))  # as the kernel writes it
+        if rate:
+            rates[str(port.get("device"))] = float(rate[1])
+    for port in listed(facts.get("interfaces")):
+        mbit = port.get("mbit_per_s")
+        if isinstance(mbit, int | float) and mbit > 0:
+            rates[str(port.get("name"))] = mbit / 1000
+    of_ports = []
+    for port_name in "+".join(devices).split("+"):
+        if port_name not in rates:
+            return HostWire(devices, None)
+        of_ports.append(rates[port_name])
+    return HostWire(devices, sum(of_ports, 0.0))

@@ -18,17 +18,77 @@ from analysis.study import names as labels
 from analysis.study import provenance
 from analysis.study.conditions import irrelevant_to_baselines, irrelevant_to_curves, is_among
 from analysis.study.draws import Draws, Sample, exponential, freedom, next_run, scaled
-from analysis.study.estimates import Curve, Estimate, Member, Point, Scaling, ScalingLaw
-from analysis.study.intervals import of_median
+from analysis.study.intervals import Estimate, of_median
 from analysis.study.names import format_option, gpu_list, several
-from analysis.study.runs import Runs, grouped
+from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
-from conf.cell import counted
+from conf.cell import Member, counted
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted. Both
 # laws go through N = 1; with as many parameters as other points, any points would fit.
 FEWEST = {"amdahl": 3, "usl": 4}
 NAMES = ("model.name", "strategy.name", "benchmark.name")
+
+
+@dataclass(frozen=True)
+class ScalingLaw:
+    """A law fitted to the points of a curve."""
+
+    law: str  # amdahl or usl
+    parameters: dict[str, float]  # shares
+    error: float  # largest relative miss of a point
+
+
+@dataclass(frozen=True)
+class Point:
+    """One subset of a curve: runs of equal cells that differ in their repeat alone."""
+
+    gpus: tuple[Member, ...]
+    key: Key
+    rate: Estimate  # images per second, all GPUs
+    runs: int
+    batch_size: int  # images per rank and step
+    baseline: Estimate | None = None  # images per second of the slowest member alone
+    slowest: Member | None = None  # which GPU that is
+    speedup: Estimate | None = None  # over the slowest member alone
+    efficiency: Estimate | None = None  # share of world_size times the slowest member
+    node_efficiency: Estimate | None = None  # share of the hosts times the slowest host alone
+    clock_ratio: float | None = None  # SM clock of the slowest member alone, of that of the subset
+    suspect: bool = False
+    record_ids: tuple[str, ...] = ()
+    without_baseline: tuple[Member, ...] = ()  # not measured alone: one may be slower still
+
+    @property
+    def world_size(self) -> int:
+        """The number of GPUs."""
+        return len(self.gpus)
+
+    @property
+    def at_equal_clocks(self) -> float | None:
+        """The efficiency as if the subset had the SM clock of the slowest member alone."""
+        if self.efficiency is None or self.clock_ratio is None:
+            return None
+        return self.efficiency.value * self.clock_ratio
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points that differ in their GPUs alone."""
+
+    label: str
+    kind: str  # weak (images per GPU unchanged) or strong (images per step unchanged)
+    points: tuple[Point, ...]  # by number of GPUs, then as listed
+    fits: tuple[ScalingLaw, ...] = ()
+    settings: int = 0  # number of options that tell it from the other curves
+    details: tuple[str, ...] = ()  # parts of the label besides model, strategy and benchmark
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Every curve of a study; `refusals` are sentences on what was not compared and why."""
+
+    curves: tuple[Curve, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
 def curves(study: Study) -> Scaling:

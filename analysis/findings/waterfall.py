@@ -5,7 +5,7 @@ residual is a check and not zero by construction (METHOD.md, Waterfall):
 
     spread      Σ members alone − N × slowest member alone         strategy=none on each GPU alone
     overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
-    clocks      slowest of (member alone + overhead) × its SM      samples of the GPUs (clock_loss)
+    clocks      slowest of (member alone + overhead) × its SM      samples of the GPUs
                 clock ÷ that together, minus that alone
     contention  step of N ranks without exchange − slowest alone   strategy=none on the subset
                 at the clocks of these ranks
@@ -18,15 +18,15 @@ Subtracted one after the other they become images per second.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.findings.baselines import WITHOUT, ControlRuns
-from analysis.findings.clock_loss import AT_MOST, NAME, clock_loss, reaching_0, step_at_clock_of
 from analysis.findings.communication import COST
-from analysis.findings.communication_parts import COMMUNICATION, Parts, by_hosts, in_parts
+from analysis.findings.communication_parts import COMMUNICATION, LossPart, by_hosts, in_parts
 from analysis.study import names as labels
 from analysis.study.draws import (
     Draws,
@@ -39,16 +39,53 @@ from analysis.study.draws import (
     scaled,
     slowest,
 )
-from analysis.study.estimates import Estimate, Member, Waterfall, WaterfallPart
-from analysis.study.intervals import WIDEST
+from analysis.study.intervals import WIDEST, Estimate
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import CLOCK
-from analysis.study.runs import Runs
+from analysis.study.provenance import mapping
+from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
+from benchmarks.record import finite
+from conf.cell import Member
 
+CLOCKS = "other clocks than alone"
+AT_MOST = (
+    "at most, as if a step followed the clock; one that waits for memory follows it less; "
+    "not told apart from 0"
+)
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD = "spread between GPUs", "strategy overhead on one GPU"
 CONTENTION, WAITING = "contention", "waiting for a peer"
+
+
+@dataclass(frozen=True)
+class WaterfallPart:
+    """One step down of a waterfall."""
+
+    name: str
+    lost: Estimate | None  # images per second; None where no cell measured it
+    why: str = ""  # where it is None, or what qualifies it
+    above_ideal: bool = False  # subtracted before the ideal: the spread, which is not in `ideal`
+    ms: Estimate | None = None  # of a step
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From the sum of the members alone down to the measured rate.
+
+    It closes: ideal − every known part that is not above the ideal − residual = measured.
+    """
+
+    label: str
+    gpus: tuple[Member, ...]
+    key: Key
+    ideal: Estimate  # images per second: world_size times the slowest member alone
+    measured: Estimate
+    parts: tuple[WaterfallPart, ...]  # in the order in which they are subtracted
+    residual: float  # images per second that no part explains
+    residual_low: float | None = None  # its 95 % interval
+    residual_high: float | None = None
+    hosts: tuple[str, ...] = ()  # where there are several
 
 
 @dataclass(frozen=True)
@@ -115,8 +152,8 @@ class ExplainedSubset:
         lost = next_run(sum(rates) - len(rates) * min(rates), draws, degrees)
         return WaterfallPart(SPREAD, lost, above_ideal=True)
 
-    def parts_below(self) -> Parts:
-        """Return the parts below the ideal: name, time, why it is unknown or what qualifies it."""
+    def parts_below(self) -> list[LossPart]:
+        """Return the parts below the ideal."""
         runs, steps = self.runs, dict(self.steps)
         overheads, costs = [], []
         for gpu, alone in self.alone.items():
@@ -131,29 +168,29 @@ class ExplainedSubset:
             why = "the strategy was not measured on one of these GPUs alone"
         else:
             steps = {gpu: step + overhead for gpu, step in steps.items()}
-        parts: Parts = [(OVERHEAD, overhead, why)]
+        parts = [LossPart(OVERHEAD, overhead, why)]
         members = {gpu: self.without[(gpu,)] for gpu in steps}
         lost, why = clock_loss(runs, members, steps), AT_MOST
         if lost is None:
             why = "CPU workers have no SM clock"
             if runs.cell.device == "cuda":
                 why = "the clocks were not sampled"
-        parts.append((NAME, lost, why))
+        parts.append(LossPart(CLOCKS, lost, why))
         parts.append(self.contention())
         return [*parts, *self.communication(mean_step(costs) or overhead)]
 
-    def contention(self) -> tuple[str, Step | None, str]:
+    def contention(self) -> LossPart:
         """Return what ranks take from each other without any exchange: host memory, the CPU."""
         together = self.without.get(self.runs.gpus)
         if together is None or together.log_rate is None:
-            return CONTENTION, None, "strategy=none did not run on this subset"
+            return LossPart(CONTENTION, None, "strategy=none did not run on this subset")
         alone = None
         if self.runs.median(CLOCK):
             alone = step_at_clock_of(together, self.slowest, self.slowest_runs)
         step = _step(together.log_rate.value, together.log_rate.draws, self.images)
-        return CONTENTION, step - (alone or self.slowest), ""
+        return LossPart(CONTENTION, step - (alone or self.slowest))
 
-    def communication(self, own: Step | None) -> Parts:
+    def communication(self, own: Step | None) -> Sequence[LossPart]:
         """Return the exposed communication without the cost `own` on one GPU, and waiting."""
         runs, whole = self.runs, self.runs.step(COST)
         if whole is None:
@@ -161,7 +198,7 @@ class ExplainedSubset:
             if runs.cell.benchmark.get("exposed_rounds", 1):
                 reason = "the strategy has no exchange alone"
             why = f"steps without the exchange were not timed ({reason})"
-            return [(COMMUNICATION, None, why), (WAITING, None, why)]
+            return [LossPart(COMMUNICATION, None, why), LossPart(WAITING, None, why)]
         exposed, why = whole, "this includes what the strategy costs on one GPU"
         if own is not None:
             exposed = whole - (step_at_clock_of(runs, own, self.slowest_runs) or own)
@@ -169,20 +206,25 @@ class ExplainedSubset:
         # A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
         traced = runs.step(WAIT)
         for_slower = mean_step([self.slowest - step for step in self.steps.values()])
-        parts: Parts = [(COMMUNICATION, exposed, why)]
+        parts = [LossPart(COMMUNICATION, exposed, why)]
         if traced is None or for_slower is None:
             unknown = "part of the exposed communication: no trace tells them apart"
-            parts.append((WAITING, None, unknown))
+            parts.append(LossPart(WAITING, None, unknown))
         elif len(self.rates) < runs.cell.world_size:
-            parts.append((WAITING, None, "how long ranks wait for slower GPUs is not known"))
+            parts.append(
+                LossPart(WAITING, None, "how long ranks wait for slower GPUs is not known")
+            )
         elif traced.ms <= for_slower.ms or exposed.ms <= 0:
             unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
-            parts.append((WAITING, None, unknown))
+            parts.append(LossPart(WAITING, None, unknown))
         else:
             waiting = traced - for_slower
-            parts = [(COMMUNICATION, exposed - waiting, why), (WAITING, waiting, "")]
+            parts = [LossPart(COMMUNICATION, exposed - waiting, why), LossPart(WAITING, waiting)]
             if waiting.ms > exposed.ms:  # part of it was hidden behind compute
-                parts = [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
+                parts = [
+                    LossPart(COMMUNICATION, None, "all of it is waiting"),
+                    LossPart(WAITING, exposed, why),
+                ]
         if len(runs.cell.hosts) > 1:
             return by_hosts(runs, parts, self.hosts, own)
         return in_parts(parts, runs, self.alone)
@@ -254,7 +296,7 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
             before = Step(spent.ms, np.full_like(step.draws, spent.ms))
         lost = _images_between(subset.images, before, before + step, degrees)
         ms = next_run(step.ms, step.draws, degrees)
-        if name == NAME:
+        if name == CLOCKS:
             if not lost.value:
                 why = ""
             lost, ms = reaching_0(lost), reaching_0(ms)
@@ -287,3 +329,79 @@ def _images_between(images: int, before: Step, after: Step, degrees: float) -> E
         shorter = np.maximum(before.draws, before.ms / WIDEST)
         draws = per_ms / shorter - per_ms / longer
     return next_run(per_ms / before.ms - per_ms / after.ms, draws, degrees)
+
+
+# What lower SM clocks take from GPUs that train together: at most, as if steps followed clocks
+
+
+def step_at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
+    """Return what a step of one GPU takes at the mean clock of a cell; None without both clocks."""
+    before, after = _clock_of_cell(alone), _clock_of_cell(together)
+    if before is None or after is None:
+        return None
+    return _slowed(step, before, after)
+
+
+def clock_loss(
+    runs: Runs, alone: Mapping[Member, Runs], steps: Mapping[Member, Step]
+) -> Step | None:
+    """Return how much longer the slowest step is at the clocks of the members together.
+
+    `steps` are those of members alone, with what the strategy does on one GPU. The clocks are those
+    of each GPU where records have them, else the mean of a cell; None without clocks.
+    """
+    slowed = []
+    for gpu, step in steps.items():
+        before, after = _clock_of_gpu(alone[gpu], gpu), _clock_of_gpu(runs, gpu)
+        if before is not None and after is not None:
+            slowed.append(_slowed(step, before, after))
+    slowest = max(steps, key=lambda gpu: steps[gpu].ms)
+    longest: Step | None
+    if len(slowed) == len(steps):
+        longest = max(slowed, key=lambda step: step.ms)
+    else:
+        longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
+    if longest is None:
+        return None
+    unslowed = steps[slowest]
+    if unslowed.draws is None and longest.draws is not None:
+        unslowed = Step(unslowed.ms, np.full_like(longest.draws, unslowed.ms))
+    return longest - unslowed
+
+
+def _clock_of_cell(runs: Runs) -> Sample | None:
+    logarithms = runs.logarithms(CLOCK)
+    if not logarithms:
+        return None
+    name = f"{CLOCK} {runs.records[0].record_id}"
+    return Sample(statistics.median(logarithms), runs.floor(CLOCK), len(logarithms), name)
+
+
+def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
+    rank, logarithms = runs.gpus.index(gpu), []
+    for record in runs.records:
+        phases = mapping(mapping(record.checks.get("gpu_samples")).get("phases"))
+        clocks = mapping(phases.get("timed")).get("sm_mhz")
+        if isinstance(clocks, list) and len(clocks) == runs.cell.world_size:
+            mhz = finite(clocks[rank])
+            if mhz is not None and mhz > 0:
+                logarithms.append(math.log(mhz))
+    if not logarithms:
+        return None
+    name = f"{CLOCK} {runs.records[0].record_id} {gpu}"
+    return Sample(statistics.median(logarithms), runs.floor(CLOCK), len(logarithms), name)
+
+
+def _slowed(step: Step, before: Sample, after: Sample) -> Step:
+    ms = step.ms * math.exp(before.value - after.value)
+    if before.draws is None or after.draws is None:
+        return Step(ms, None)
+    unslowed = step.ms if step.draws is None else step.draws
+    return Step(ms, unslowed * np.exp(before.draws - after.draws))
+
+
+def reaching_0(bound: Estimate) -> Estimate:
+    """Return what is at most so large, with an interval that holds 0."""
+    if bound.low is None or bound.high is None:
+        return bound
+    return Estimate(bound.value, min(bound.low, 0.0), max(bound.high, 0.0))

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.communication import COST, EXCHANGE, EXPOSED
+from analysis.findings.communication import COST, EXCHANGE, EXPOSED, Communication
 from analysis.study import names as labels
 from analysis.study.conditions import OF_LINKS, irrelevant_to_curves, is_among
-from analysis.study.estimates import Communication, Estimate, WireLine, WirePoint
-from analysis.study.intervals import LEVEL, quantile
+from analysis.study.intervals import LEVEL, Estimate, quantile
 from analysis.study.provenance import mapping
-from analysis.study.runs import Runs
+from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
 from analysis.text import count
+from conf.cell import Member
 
 BUSBW = "comm/busbw_gb_per_s"
 FEWEST = 4  # cells of a line
@@ -29,6 +29,40 @@ SPREAD = 1.2  # the slowest exchange of a line must take this many times as long
 SIMILAR = 1.1  # below this ratio two times are one
 SETTINGS = (*OF_LINKS, "NCCL_")  # they change the wires or their use, not the mechanism
 ROUNDING = 1e-6  # of the largest value: residuals below it are rounding
+
+
+@dataclass(frozen=True)
+class WirePoint:
+    """One cell beside the line of its mechanism."""
+
+    gpus: tuple[Member, ...]
+    key: Key
+    label: str  # its GPUs, and NCCL's settings where they vary
+    gb_per_s: float  # busbw of the exchange alone
+    wire_ms: float  # of the exchange alone
+    lost_ms: float  # per step
+    # By the line through the others; all cells of a study lie inside in 19 of 20 studies.
+    expected_ms: Estimate
+    residual_ms: float  # lost − expected
+
+
+@dataclass(frozen=True)
+class WireLine:
+    """What the cells of one mechanism lose per step: fixed + share · ms of the exchange alone.
+
+    `fixed_ms` has no interval where it is the difference to one GPU, whose error all cells share.
+    """
+
+    label: str
+    strategy: str
+    key: Key  # of the first cell
+    quantity: str  # the metric that says what is lost: comm/exposed_ms or strategy/cost_ms
+    fixed_ms: Estimate  # lost whatever the wires
+    share: Estimate  # of the time on the wires that compute does not hide
+    r_squared: float
+    deviation_ms: float  # of the residuals
+    points: tuple[WirePoint, ...]  # fastest wires first
+    speeds: int  # different times on the wires among the cells
 
 
 @dataclass(frozen=True)

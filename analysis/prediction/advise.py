@@ -24,11 +24,11 @@ from analysis.prediction.step_model import (
     step_model,
 )
 from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
-from analysis.study.estimates import Member
 from analysis.study.provenance import gpus_of
 from analysis.study.study import Study
 from analysis.topology.model import Topology, quality
 from analysis.topology.readers import parse_topology
+from conf.cell import Member
 from conf.subsets import CPU_SLOTS
 
 MOST_RATE = 2.0  # as far above the best value as 0 is below it

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.prediction.link_model import ExchangeWire, requested_wire
-from analysis.study.estimates import Member
 from analysis.study.names import unit
 from conf import groups
-from conf.cell import COMPILED, Cell
+from conf.cell import COMPILED, Cell, Member
 from conf.options import to_text
 
 MIB = float(2**20)

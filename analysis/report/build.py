@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from analysis.findings.between_studies import differences
-from analysis.findings.examine import findings_of
+from analysis.findings.examine import Findings, findings_of
 from analysis.findings.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.gc_pause import gc_paused
 from analysis.report.figure import ON_PAGE, style
@@ -54,7 +54,6 @@ from analysis.report.sections import (
 from analysis.report.sections.forecasts_section import forecasts
 from analysis.report.sections.studies_section import studies
 from analysis.report.summary import SENTENCES, sentences
-from analysis.study.estimates import Findings
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
 from analysis.text import count, first_lines, join_words, sentence, single_line

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Container, Iterable, Mapping
 
-from analysis.findings.baselines import EFFICIENCY, stated
+from analysis.findings.baselines import AGAINST, EFFICIENCY, stated
 from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
-from analysis.study.estimates import AGAINST
 from analysis.study.intervals import WORDS, ends_of, rests_on
 from analysis.study.names import of_unit
 from analysis.study.rates import IMAGES_PER_SECOND, primary_rate

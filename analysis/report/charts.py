@@ -28,7 +28,7 @@ from analysis.report.figure import (
 )
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.table import numbers_table
-from analysis.study.estimates import Estimate
+from analysis.study.intervals import Estimate
 from analysis.study.names import legend_names
 from analysis.text import count, single_line
 

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
-from analysis.study.estimates import Comparison, Curve, Findings, Key, Point
+from analysis.findings.comparisons import Comparison
+from analysis.findings.examine import Findings
+from analysis.findings.scaling import Curve, Point
 from analysis.study.names import short_names, spoken
 from analysis.study.rates import is_of_training
+from analysis.study.runs import Key
 from analysis.study.study import Study
 from analysis.text import single_line
 

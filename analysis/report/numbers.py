@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from analysis.study.estimates import Efficiency, Estimate
+from analysis.findings.baselines import Efficiency
+from analysis.study.intervals import Estimate
 from benchmarks.record import metrics
 
 ABSENT = "–"

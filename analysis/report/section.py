@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from analysis.findings.examine import Findings
 from analysis.report.figure import Figure
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.table import Table
 from analysis.study import intervals
-from analysis.study.estimates import Estimate, Findings
+from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit, unit_of
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study

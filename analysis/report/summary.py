@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.comparisons import PREFIX
-from analysis.findings.host_wires import host_wires
+from analysis.findings.comparisons import PREFIX, SettingEffect
+from analysis.findings.examine import Findings
+from analysis.findings.links import host_wires
+from analysis.findings.scaling import Point
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (
     NO_DIFFERENCE,
@@ -23,10 +25,10 @@ from analysis.report.section import RATE, Section, bounded, median_and_interval,
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
-from analysis.study.estimates import Estimate, Findings, Key, Point, SettingEffect
+from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, unit_of
 from analysis.study.provenance import gpus_of, hardware
-from analysis.study.runs import median_of, named
+from analysis.study.runs import Key, median_of, named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, metrics
@@ -473,7 +475,7 @@ def doubt(study: Study, point: Point) -> str:
     if not point.suspect:
         return ""
     reasons: list[str] = []
-    for record in study.records_of(point):
+    for record in study.records_of(point.record_ids):
         if record.validity.verdict == "suspect":
             for text in record.validity.against.values():
                 # The first clause says it without numbers.
@@ -508,7 +510,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             line += "; no single cause stands out from the noise"
         return f"{line}."
     parts = list(filter(None, [_loss_against_none(findings, point)]))
-    records = study.records_of(point)
+    records = study.records_of(point.record_ids)
     cost_ms = bounded(study, records, "strategy/cost_ms")
     step_ms = median_of(records, "step/ms_median")
     if cost_ms is not None and step_ms:
@@ -553,7 +555,7 @@ def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
     offers: list[tuple[str, str]] = []
     if main is not None and main.point.world_size == 1:
         # A driver that names a single GPU has no other.
-        records = study.records_of(main.point)
+        records = study.records_of(main.point.record_ids)
         if any(len(gpus_of(record.environment)) != 1 for record in records):
             offers.append(("see how it scales", "gpus=scale"))
     elif main is not None and not findings.waterfalls:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.report.latex import table_float
 from analysis.report.numbers import NumberFormat, of_metric, texts
-from analysis.study.estimates import Estimate
+from analysis.study.intervals import Estimate
 from analysis.text import markdown, single_line
 from benchmarks.record import metrics
 

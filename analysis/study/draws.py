@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.study.estimates import Estimate
-from analysis.study.intervals import LEVEL, WIDEST, half_width, of_median, quantile
+from analysis.study.intervals import LEVEL, WIDEST, Estimate, half_width, of_median, quantile
 from analysis.study.noise_floor import Floor
 
 DRAWS = 1000

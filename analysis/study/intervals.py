@@ -12,8 +12,8 @@ import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from analysis.study.estimates import Estimate
 from analysis.study.noise_floor import Floor
 from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks.record.metrics import metric as entry_of
@@ -26,6 +26,15 @@ VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868, 0.2147, 0.2104, 0.1682, 0.1661, 0
 WIDEST = 100.0
 WORDS = "for the next run"  # what every ± and every interval of a number is
 NOT_KNOWN = "too few runs of equal cells are known (repeats, or a sweep of five cells and more)"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval. `low` and `high` are None where the scatter is not known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
 def of_median(runs: int) -> float:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.study import provenance
 from analysis.study.conditions import differing_names
-from analysis.study.estimates import Member
 from analysis.text import single_line
 from benchmarks.record import Record
-from conf.cell import Cell, compress_hosts
+from conf.cell import Cell, Member, compress_hosts
 from conf.options import to_text
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from analysis.study.estimates import Member
 from benchmarks.record import Record
-from conf.cell import compress_hosts
+from conf.cell import Member, compress_hosts
 
 SHARED = ("topology", "links")  # an entry of a host has them where they are not those of the first
 UUID_LENGTH = len("GPU-") + 8

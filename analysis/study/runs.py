@@ -6,18 +6,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from analysis.study.estimates import Estimate, Member
-from analysis.study.intervals import interval
+from analysis.study.intervals import Estimate, interval
 from analysis.study.noise_floor import Floor, FloorGroup, NoiseFloors, group_of
 from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
-from conf.cell import Cell
+from conf.cell import Cell, Member
 
 if TYPE_CHECKING:
     from analysis.study.draws import Sample, Step
 
+# What was asked of a cell and where it ran, {option: value}: by it a finding names its cell.
+Key: TypeAlias = Mapping[str, str]
 KeyT = TypeVar("KeyT", bound=Hashable)
 MemberT = TypeVar("MemberT", bound=Hashable)
 
@@ -33,7 +34,7 @@ class Runs:
     floors: NoiseFloors  # of their study
 
     @functools.cached_property
-    def key(self) -> Mapping[str, str]:
+    def key(self) -> Key:
         """The request and the provenance: equal for equal cells of one machine on any GPUs."""
         return {**self.request, **self.provenance}
 

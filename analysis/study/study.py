@@ -18,7 +18,6 @@ from analysis.study.conditions import (
     is_among,
     request_of,
 )
-from analysis.study.estimates import Point
 from analysis.study.noise_floor import NoiseFloors, Scatters, of_other_studies
 from analysis.study.provenance import (
     CONNECTIONS,
@@ -144,10 +143,10 @@ class Study:
         """Whether a cell has a model; others measure links. Without records one could have had."""
         return not self.records or any(record.cell.trains for record in self.records)
 
-    def records_of(self, point: Point) -> list[Record]:
-        """Return the records of a point's runs."""
+    def records_of(self, record_ids: Iterable[str]) -> list[Record]:
+        """Return the records with these ids."""
         by_id = {record.record_id: record for record in self.records}
-        return list(filter(None, map(by_id.get, point.record_ids)))
+        return list(filter(None, map(by_id.get, record_ids)))
 
     @functools.cached_property
     def installations(self) -> dict[str, int]:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.baselines import EFFICIENCY, Efficiency
 from analysis.findings.record_values import values_of
-from analysis.study.estimates import Efficiency
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, of_other_studies
 from analysis.text import single_line
 from benchmarks.record import CellFolder, Record

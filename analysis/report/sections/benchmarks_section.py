@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from analysis.findings.examine import Findings
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, truncation_note
 from analysis.report.figure import COLOURS, Figure, for_width
 from analysis.report.numbers import number
 from analysis.report.section import Section, bounded, median_and_interval, records_of
 from analysis.report.table import Column, Table, metric_column
-from analysis.study.estimates import Estimate, Findings
+from analysis.study.intervals import Estimate
 from analysis.study.names import BETWEEN, gpu_ids, run_name, short_names, spoken, unit_of
 from analysis.study.provenance import mapping
 from analysis.study.runs import Runs, named

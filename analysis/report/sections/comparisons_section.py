@@ -11,8 +11,11 @@ from analysis.findings.communication import (
     EXPOSED,
     HIDDEN,
     TRACE_EXPOSED,
+    Communication,
     disagreement,
 )
+from analysis.findings.comparisons import Comparison, Noise, SettingEffect
+from analysis.findings.examine import Findings
 from analysis.report.charts import MOST_ROWS, ROW_LENGTH, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, for_width
 from analysis.report.main_point import points_of
@@ -20,7 +23,6 @@ from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_intervals
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.draws import scaled
-from analysis.study.estimates import Communication, Comparison, Findings, Noise, SettingEffect
 from analysis.study.intervals import half_width
 from analysis.study.names import BETWEEN, gpu_ids, ran_alone, short_names
 from analysis.study.rates import is_of_training

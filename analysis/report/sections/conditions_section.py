@@ -7,10 +7,10 @@ from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
+from analysis.findings.examine import Findings
 from analysis.findings.record_values import SeveralRecords
 from analysis.report.section import RATE, Section, about_intervals, bounded
 from analysis.report.table import Column, Table, columns_of, metric_column
-from analysis.study.estimates import Findings
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping

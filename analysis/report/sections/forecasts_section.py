@@ -5,6 +5,7 @@
 
 from typing import NamedTuple
 
+from analysis.findings.examine import Findings
 from analysis.prediction.recorded_forecast import (
     RecordedForecast,
     about_forecasts,
@@ -13,7 +14,7 @@ from analysis.prediction.recorded_forecast import (
 from analysis.report.numbers import NumberFormat
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
-from analysis.study.estimates import Estimate, Findings
+from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, run_name, short_names
 from analysis.study.study import Study
 from benchmarks.record import Record

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from analysis.findings.communication import EXPOSED
-from analysis.findings.wire_lines import fit
+from analysis.findings.examine import Findings
+from analysis.findings.wire_lines import WireLine, WirePoint, fit
 from analysis.report.charts import Axis, ScatterPoint, scatter_figure, truncation_note
 from analysis.report.figure import Figure, colours
 from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
-from analysis.study.estimates import Estimate, Findings, WireLine, WirePoint
+from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, ran_alone, short_names
 from analysis.study.study import Study
 from analysis.text import count, sentence, single_line

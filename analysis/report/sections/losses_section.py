@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.findings.clock_loss import AT_MOST
+from analysis.findings.examine import Findings
+from analysis.findings.waterfall import AT_MOST, Waterfall, WaterfallPart
 from analysis.report.charts import (
     WATERFALL_LENGTH,
     Axis,
@@ -16,7 +17,7 @@ from analysis.report.numbers import number
 from analysis.report.section import RATE, Section, about_intervals, words_of
 from analysis.report.table import Column, Table
 from analysis.study.draws import scaled
-from analysis.study.estimates import Estimate, Findings, Waterfall, WaterfallPart
+from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, ran_alone, short_names
 from analysis.study.runs import median_of
 from analysis.study.study import Study

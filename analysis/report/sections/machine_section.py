@@ -6,18 +6,19 @@ from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.host_wires import wires_of
+from analysis.findings.examine import Findings
+from analysis.findings.links import wires_of
 from analysis.report.figure import Figure
 from analysis.report.heat_map import UNIT_KEYS, heat_map_figure, scale_of
 from analysis.report.section import Section
 from analysis.report.table import Table, Value, columns_of, numbers_table
 from analysis.study import names
-from analysis.study.estimates import Findings, Member
 from analysis.study.names import run_name
 from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
 from analysis.study.study import Study
 from analysis.text import single_line
 from benchmarks.record import Record, finite
+from conf.cell import Member
 
 MOST_DRAWINGS, MOST_MAPS, LARGEST_MAP = 2, 8, 16
 MATRICES = {

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from analysis import cost as parts
 from analysis.cost import CellCost, from_record
+from analysis.findings.examine import Findings
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table, Value, columns_of
-from analysis.study.estimates import Findings
 from analysis.study.names import run_name
 from analysis.study.study import Study
 from analysis.text import count

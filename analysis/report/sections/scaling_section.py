@@ -5,17 +5,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from analysis.findings.examine import Findings
+from analysis.findings.scaling import Curve, Point
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, truncation_note
 from analysis.report.figure import Figure, colours, for_width
 from analysis.report.main_point import CurvePoint, points_of
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section, about_intervals, words_of
 from analysis.report.table import Column, Table, columns_of
-from analysis.study.estimates import Curve, Findings, Member, Point
 from analysis.study.names import BETWEEN, format_option, gpu_ids, gpu_list, ran_alone, short_names
 from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import first_lines, sentence, single_line
+from conf.cell import Member
 
 OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
 MOST_FIGURES = 3  # of each kind: a page is read, the tables hold the rest

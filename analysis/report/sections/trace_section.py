@@ -9,10 +9,10 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from analysis.findings.examine import Findings
 from analysis.report.figure import Figure
 from analysis.report.main_point import main_point
 from analysis.report.section import Section
-from analysis.study.estimates import Findings
 from analysis.study.names import run_name
 from analysis.study.study import Study
 from analysis.text import single_line
