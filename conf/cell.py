@@ -24,7 +24,8 @@ MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that s
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
-OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
+CONNECTIONS, MOST_CONNECTIONS = "cuda_device_max_connections", 32
+OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", CONNECTIONS, *OF_ADAMW)
 # What two cells with equal compiled graphs may differ in. Everything else decides, or could decide,
 # what is compiled.
 NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
@@ -134,11 +135,20 @@ class Cell:
     # By group, rules of its YAML: target, derive, section, compared; sha256 of a file of
     # the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # CUDA_DEVICE_MAX_CONNECTIONS of its processes; None: as it is around the launcher.
+    cuda_device_max_connections: int | None = None
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self.gpus) * max(1, len(self.hosts))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that the cell asks for, NCCL's among them."""
+        if self.cuda_device_max_connections is None:
+            return self.nccl
+        return {**self.nccl, CONNECTIONS.upper(): str(self.cuda_device_max_connections)}
 
     @property
     def compiled(self) -> bool:

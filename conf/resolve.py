@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import GRAPHED, IMAGES, SAMPLES, Cell, Network, Optimizer, compress_hosts
+from conf.cell import (
+    CONNECTIONS,
+    GRAPHED,
+    IMAGES,
+    MOST_CONNECTIONS,
+    SAMPLES,
+    Cell,
+    Network,
+    Optimizer,
+    compress_hosts,
+)
 from conf.groups import SERVER_NODES
 from conf.options import Refused, accepted, check_fields, check_names, to_text
 from conf.schema import Config, Data, Model, OptimizerOptions, Sizes
@@ -87,6 +97,12 @@ def resolve(
     if config.predict == "auto" and may_be_whole and typed["calibrate"] == "auto":
         typed["calibrate"] = "all"
     options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
+    connections = config.cuda_device_max_connections
+    if connections is not None and device == "cpu":
+        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; accepted on CPU workers is null")
+    labels = _typed_options(benchmark, config.benchmark, options)
+    if connections is not None:
+        labels.append(f"{CONNECTIONS}={connections}")
     cell = Cell(  # that measures links: the same cell with any model and strategy
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
         strategy={"name": "none"},
@@ -102,9 +118,10 @@ def resolve(
         optimize="eager",
         channels_last=False,
         seed=config.seed,
-        labels=tuple(_typed_options(benchmark, config.benchmark, options)),
+        labels=tuple(labels),
         hosts=hosts,
         declared={"benchmark": benchmark.declared()},
+        cuda_device_max_connections=connections,
     )
     if not benchmark.trains:
         return cell
@@ -153,6 +170,12 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
             **_declared_own(config),
         },
     )
+    connections = cell.cuda_device_max_connections
+    if hosts and cell.server_gpus and connections not in (None, MOST_CONNECTIONS):
+        raise Refused(
+            f"{CONNECTIONS}={connections}: GPU servers on several hosts stand still with fewer "
+            f"than {MOST_CONNECTIONS}; accepted there are null and {MOST_CONNECTIONS}"
+        )
     return labelled(cell, config)
 
 
@@ -289,6 +312,8 @@ def labelled(cell: Cell, config: Config) -> Cell:
         labels.append(f"servers on {compress_hosts(cell.server_hosts)}")
     if cell.data:
         labels.append(f"data={cell.data['name']}")
+    if cell.cuda_device_max_connections is not None:
+        labels.append(f"{CONNECTIONS}={cell.cuda_device_max_connections}")
     if cell.profiler != "none":
         labels.append(f"profiler={cell.profiler}")
     return dataclasses.replace(cell, labels=tuple(labels))

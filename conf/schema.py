@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from conf.cell import IMAGES, SAMPLES
+from conf.cell import IMAGES, MOST_CONNECTIONS, SAMPLES
 from conf.nccl import Nccl
 from conf.options import option
 
@@ -298,6 +298,14 @@ class Config:
     )
     channels_last: Any = option(
         "auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False")
+    )
+    cuda_device_max_connections: int | None = option(
+        None,
+        "CUDA_DEVICE_MAX_CONNECTIONS: hardware queues for the streams of a process; streams that "
+        "share one wait for each other, so it moves the time of steps that call NCCL; null: as it "
+        "is around the launcher (unset: 8)",
+        least=1,
+        most=MOST_CONNECTIONS,
     )
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
 

@@ -1,5 +1,6 @@
 """`auto` is resolved before a cell has a key: what is kept says what ran."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -161,3 +162,31 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
         (folder / "record.json").write_text(json.dumps(content))
         assert (study.finished(cell) is not None) == is_taken
     assert Cell.from_dict(unresolved).folder != cell.folder
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "sentence"),
+    [
+        (["=1"], {"device": "cpu"}, "1: needs a GPU; accepted on CPU workers is null"),
+        (["=0"], {}, "0: accepted is a whole number of at least 1 and at most 32"),
+        (["=33"], {}, "33: accepted is a whole number of at least 1 and at most 32"),
+    ],
+)
+def test_hardware_queues_are_refused_where_there_are_none(typed, place, sentence):
+    with pytest.raises(Refused, match=re.escape(f"cuda_device_max_connections={sentence}")):
+        cell_of(f"cuda_device_max_connections{typed[0]}", **{"device": "cuda", **place})
+
+
+def test_gpu_servers_on_several_hosts_refuse_fewer_hardware_queues():
+    gpus = {"a": (0, 1), "b": (0, 1)}
+    for queues in ("null", "32", "8"):
+        config = checked(
+            configuration(
+                "strategy=kvstore_dist_sync_device", f"cuda_device_max_connections={queues}"
+            )
+        )[0]
+        refusal = pytest.raises(
+            Refused, match="cuda_device_max_connections=8: GPU servers on several hosts"
+        )
+        with refusal if queues == "8" else contextlib.nullcontext():
+            assert resolve(config, (0, 1), "cuda", gpus, ("a", "b")).server_gpus

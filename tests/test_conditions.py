@@ -52,6 +52,7 @@ VALUES = {
     "optimize": "compile",
     "channels_last": True,
     "seed": 1,
+    "cuda_device_max_connections": 1,
     "repeat": 1,
     "labels": ("x",),
     "server_gpus": (0,),

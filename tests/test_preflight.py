@@ -20,7 +20,13 @@ from benchmarks.record import CellFolder
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.host_limits import usable_cores
 from conf.options import Refused
-from launch.engines.environment import NCCL_SUBSYSTEMS, HostEnvironment, cell_variables, environment
+from launch.engines.environment import (
+    NCCL_SUBSYSTEMS,
+    HostEnvironment,
+    cell_variables,
+    environment,
+    inherited_names,
+)
 from launch.engines.rendezvous import candidates, choose
 from launch.machine import facts as describe
 from launch.machine.fleet import Host, compare
@@ -201,6 +207,25 @@ def test_the_environment_of_one_machine_is_what_a_cell_asks_for(tmp_path, device
     assert environment(cell, machine, folder, "t", AROUND | said) == expected
     plain = json.loads(json.dumps(cell_variables(cell, machine, folder, "t").to_dict()))
     assert merged(Variables.from_dict(plain), AROUND | said) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "around", "rank", "inherited"),
+    [
+        (None, {}, None, []),
+        (None, {"CUDA_DEVICE_MAX_CONNECTIONS": "2"}, "2", ["CUDA_DEVICE_MAX_CONNECTIONS"]),
+        (1, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "1", []),
+        (32, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "32", []),
+    ],
+)
+def test_hardware_queues_are_set_as_asked_or_left_as_they_are(asked, around, rank, inherited):
+    machine = fleet(a=WITH_GPUS)["a"].machine
+    cell = dataclasses.replace(make_cell((1,)), device="cuda", cuda_device_max_connections=asked)
+    variables = environment(cell, machine, CellFolder(Path("x")), "t", around)
+    assert variables.get("CUDA_DEVICE_MAX_CONNECTIONS") == rank
+    assert inherited_names(variables, cell, around) == inherited
+    plain = dataclasses.replace(cell, cuda_device_max_connections=None)
+    assert (cell.key == plain.key) == (asked is None)
 
 
 def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():

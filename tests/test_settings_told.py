@@ -26,6 +26,20 @@ def test_only_cells_with_nothing_else_set_are_the_untouched_ones():
         assert effect.compared.first_key.keys() < effect.compared.second_key.keys()
 
 
+def test_hardware_queues_are_compared_with_the_same_cell_without_the_option():
+    simulator = Simulator(Truth(noise=0.001))
+    made = []
+    for repeat in range(3):
+        for queues, factor in ((None, 1.0), (1, 1.04)):
+            asked = {"factor": factor, "cuda_device_max_connections": queues}
+            made.append(simulator.record((0, 1), "nccl_allreduce", repeat, **asked))
+    (compared,) = findings_of(Study.of(made)).comparisons
+    name = "cuda_device_max_connections"
+    assert (compared.asked, compared.differing) == (name, (name,))
+    assert compared.verdict and 0.03 < compared.difference.value < 0.05
+    assert (compared.first_key.get(name), compared.second_key[name]) == (None, "1")
+
+
 def test_cpu_workers_have_no_settings_of_nccl():
     simulator = Simulator(Truth(noise=0.001))
     made = []

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import schema
+from conf.cell import CONNECTIONS
 from conf.command_line import GROUPS, CommandLine, normalise
 from conf.groups import ROOT
 from conf.options import Refused, to_text
@@ -31,7 +32,7 @@ from launch.machine.devices import look
 
 MOST_JOBS = 20_000
 # Options of `on_cpu` that the full form has too: what they replace needs GPUs.
-NEED_GPUS = ("optimize",)
+NEED_GPUS = ("optimize", CONNECTIONS)
 
 
 class ConfigDir(SearchPathPlugin):

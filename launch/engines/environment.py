@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.agent.processes import Variables, merged
 from benchmarks.record import CellFolder, safe_files
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
-from conf.cell import Cell
+from conf.cell import CONNECTIONS, MOST_CONNECTIONS, Cell
 from conf.process_env import TOKEN
 from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED, recorded_variables
@@ -131,7 +131,7 @@ def cell_variables(
         # A kernel of NCCL's that waits for another host must hold back neither the streams that
         # would share its queue nor the loading of another kernel, which waits for those that run.
         # Two H200s stood still otherwise.
-        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        variables[CONNECTIONS.upper()] = str(MOST_CONNECTIONS)
         variables["CUDA_MODULE_LOADING"] = "EAGER"
     interface = host.interface
     if interface != LOOPBACK:  # on one machine nothing listens to the network
@@ -143,7 +143,7 @@ def cell_variables(
         "NCCL_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus)))),
     }
-    return Variables(variables | cell.nccl, defaults, FOREIGN)
+    return Variables(variables | cell.variables, defaults, FOREIGN)
 
 
 def inherited_names(
@@ -154,7 +154,7 @@ def inherited_names(
     for name, value in recorded_variables(of_ranks).items():
         if cell.device == "cpu" and name == "OMP_NUM_THREADS":
             continue
-        if surrounding.get(name) == value and name not in cell.nccl:
+        if surrounding.get(name) == value and name not in cell.variables:
             names.append(name)
     return names
 

@@ -27,7 +27,7 @@ from analysis.text import count, markdown, single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric, place
 from benchmarks.record.record import STATES, VERDICTS
-from conf.cell import IMAGES, SAMPLES, counted
+from conf.cell import CONNECTIONS, IMAGES, SAMPLES, counted
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
@@ -42,6 +42,7 @@ IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
 # What a run without a parameter says beside runs that have it; `n/a` for other parameters.
 DEFAULTS = {
     "global_batch_size": names.UNTOUCHED,
+    CONNECTIONS: names.UNTOUCHED,
     "profiler": "none",
     "nodes": "1",
     "hosts": "this machine",
@@ -165,6 +166,7 @@ def _params(record: Record) -> dict[str, Any]:
             if name != "name":
                 params[f"benchmark.{name}"] = value
     params |= {"device": cell.device, "seed": cell.seed}
+    params[CONNECTIONS] = cell.cuda_device_max_connections
     params["repeat"] = max(0, cell.repeat)  # of a drift or second run the tag `role` tells
     if cell.profiler != "none":
         params["profiler"] = cell.profiler
