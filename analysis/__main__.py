@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from analysis.errors import said
+from analysis.input_files import said
 from benchmarks.record.safe_text import close_quietly, one_line
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C

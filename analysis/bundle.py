@@ -22,9 +22,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.errors import UnreadableInput
-from analysis.report.build import examine, write
-from analysis.report.page import Report
+from analysis.input_files import UnreadableInput
+from analysis.report.build import examine
+from analysis.report.report_files import Report, write
 from analysis.report.table import TEXT_LENGTH
 from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies

@@ -1,11 +1,13 @@
 """Read the files of other tools, and records that are handed over as files, within limits.
 
-What is larger is refused, before it takes the machine's memory.
+What is larger is refused, before it takes the machine's memory. What cannot be used raises
+UnreadableInput, and `said` is what an error says to a person.
 
 The limits are far above what the tools write: the topology of 8 GPUs has 20 kB.
 """
 
 import contextlib
+import gc
 import gzip
 import sys
 import zlib
@@ -13,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
-
-from analysis.errors import UnreadableInput
 
 LARGEST_TOPOLOGY_BYTES = 8 << 20
 LARGEST_TEXT_BYTES = 512 << 20  # a log, or a benchmark's output
@@ -25,6 +25,10 @@ GZIP = b"\x1f\x8b"
 CUT = (EOFError, zlib.error, gzip.BadGzipFile)
 PIECE = 1 << 20
 Parsed = TypeVar("Parsed")
+
+
+class UnreadableInput(ValueError):
+    """Raised for text that its reader cannot use; the message says what is accepted, and where."""
 
 
 def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
@@ -116,3 +120,23 @@ def damage_told(name: str) -> Iterator[None]:
 def _accepted(name: str) -> str:
     benchmark = {"nccl-tests": "collectives"}.get(name, name)
     return f"accepted is a record.json of benchmark={benchmark}"
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector while many objects are made, which it would walk again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def said(error: Exception) -> str:
+    """Return what an error says; of one of the operating system the file first, no number."""
+    is_numbered = isinstance(error, OSError) and str(error).startswith("[Errno")
+    if isinstance(error, OSError) and is_numbered and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    return str(error)

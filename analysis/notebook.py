@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -24,9 +24,9 @@ from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY, Efficiency
 from analysis.findings.communication import EXPOSED, HIDDEN
 from analysis.findings.examine import Findings, findings_of
 from analysis.findings.record_values import SeveralRecords
-from analysis.gc_pause import gc_paused
+from analysis.input_files import gc_paused
 from analysis.report.build import checked_study, report_of
-from analysis.report.page import Report
+from analysis.report.report_files import Report
 from analysis.study.conditions import request_of
 from analysis.study.intervals import Estimate, names_of
 from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, run_name
@@ -60,9 +60,15 @@ UNITS = {
 }
 
 Values = dict[str, Any]  # {column: value}; None is not known
-# A row in the order of its columns: which cell it is and whether it may be believed, what was
-# measured, what was asked, and what was used.
-Row = tuple[Values, Values, Values, Values]
+
+
+class Row(NamedTuple):
+    """A row in the order of its columns."""
+
+    head: Values  # which cell it is, and whether it may be believed
+    measured: Values
+    options: Values
+    used: Values
 
 
 class OpenedStudy:
@@ -196,7 +202,7 @@ class OpenedStudy:
             used = {WITHOUT: of_findings.get((runs.record_ids, WITHOUT)), **_used_columns(runs)}
             head = _head_columns(study, runs, runs) | {"runs": len(runs.records)}
             head |= _verdict_columns(runs.records)
-            rows.append((head, measured, option_columns(runs.cell), used))
+            rows.append(Row(head, measured, option_columns(runs.cell), used))
         usable = {_cell_of(runs) for runs in study.runs}
         excluded = grouped([study.single(record) for record in study.excluded], _cell_of)
         for cell, singles in excluded.items():
@@ -204,7 +210,7 @@ class OpenedStudy:
                 runs = merged(singles)
                 head = _head_columns(study, runs, runs) | {"runs": 0}
                 head |= _verdict_columns(runs.records)
-                rows.append((head, {}, option_columns(runs.cell), _used_columns(runs)))
+                rows.append(Row(head, {}, option_columns(runs.cell), _used_columns(runs)))
         return _frame_of_rows(rows)
 
     def runs(self) -> pd.DataFrame:
@@ -255,7 +261,8 @@ class OpenedStudy:
             used["took_seconds"] = record.ended_at - record.started_at
             for name in ("record_id", "cell_key", "sweep_id"):
                 used[name] = getattr(record, name)
-            rows.append((head, measured, {**option_columns(cell), "seed": cell.seed}, used))
+            options = {**option_columns(cell), "seed": cell.seed}
+            rows.append(Row(head, measured, options, used))
         return _frame_of_rows(rows)
 
 
@@ -280,7 +287,7 @@ def _frame_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
                 kinds.setdefault(name, kind)
     for name in kinds.keys() & set(INTEGERS):
         kinds[name] = "Int64"
-    values = [used | options | measured | head for head, measured, options, used in rows]
+    values = [row.used | row.options | row.measured | row.head for row in rows]
     return _frame(values, kinds)
 
 

@@ -11,7 +11,7 @@ from analysis.__main__ import main
 from analysis.commands import seconds as command
 from analysis.console import SafeConsole
 from analysis.cost import CellCost, measuring_seconds, parts
-from analysis.report.sections.running_section import together
+from analysis.report.sections.conditions_section import together
 
 DATA = Path(__file__).parent / "data"
 MEASURED = DATA / "h200_x1" / "fastest_long"

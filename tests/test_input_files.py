@@ -9,7 +9,7 @@ import pytest
 
 from analysis import input_files
 from analysis.__main__ import main
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.native.p2p import parse_matrices
 from analysis.nccl.log import parse_nccl_log
 from analysis.topology.nvml import cpu_list

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.nccl.log import parse_nccl_log
 
 DATA = Path(__file__).parent / "data"

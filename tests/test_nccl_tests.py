@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.native.nccl_tests import parse_nccl_tests
 
 DATA = Path(__file__).parent / "data"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build import make_cell
 
-from analysis.report.report_folder import write_folder
+from analysis.report.report_files import write_folder
 from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, read, read_lines, safe_files
@@ -312,7 +312,7 @@ ALLOWED = {
     "analysis/bundle.py": "archive.open path.parent.mkdir path.write_bytes root.mkdir"
     " tempfile.TemporaryDirectory",
     # A new folder of a random name is swapped with the earlier report's: it appears as a whole.
-    "analysis/report/report_folder.py": "(new/path).parent.mkdir (new/path).write_bytes new.rename"
+    "analysis/report/report_files.py": "(new/path).parent.mkdir (new/path).write_bytes new.rename"
     " old.rename os.link shutil.copy2 target.rename",
     "analysis/report/figure.py": "figure.savefig",  # into memory
     "analysis/topology/drawing.py": "figure.savefig",

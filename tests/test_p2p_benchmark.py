@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.report.heat_map import shade
+from analysis.report.charts import shade
 from benchmarks.p2p import derive, measure
 from benchmarks.p2p.copies import (
     Copy,

@@ -85,7 +85,7 @@ FOLDER_ARROWS = {
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
-    "analysis": ("console", "cost", "errors", "input_files", "gc_pause", "text"),
+    "analysis": ("console", "cost", "input_files", "text"),
     "benchmarks": ("request", "peak_memory", "derived"),
     "trainers": (
         "batches",
@@ -104,7 +104,7 @@ FOR_ALL = {
 }
 MOST_LINES, FEWEST_LINES, MOST_FILES = 600, 20, 15
 # Files that are short for a reason.
-SHORT = {"analysis/errors.py": "every reader raises it"}
+SHORT: dict[str, str] = {}
 WITHOUT_TORCH = ("conf", "launch", "analysis")
 TORCH = {"torch", "torchvision", "timm"}
 TOP = {"conf", "trainers", "benchmarks", "launch", "analysis", "tests"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from build import EVIL
 
-from analysis.report.build import examine, write
+from analysis.report.build import examine
 from analysis.report.latex import latex
-from analysis.report.page import Report
+from analysis.report.report_files import Report, write
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linprog
 
 from analysis.__main__ import main
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.native.p2p import parse_bandwidths
 from analysis.topology.bandwidth import (
     MachineWires,

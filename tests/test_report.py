@@ -26,7 +26,7 @@ from analysis.report.charts import Axis, DrawnCurve, curves_figure
 from analysis.report.figure import colours, style
 from analysis.report.main_point import main_point
 from analysis.report.numbers import estimate
-from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
+from analysis.report.report_files import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section
 from analysis.report.sections.comparisons_section import differences
 from analysis.report.summary import loss, sentences

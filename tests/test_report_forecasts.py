@@ -8,7 +8,7 @@ from simulate import ForecastMachine
 
 from analysis.findings.examine import findings_of
 from analysis.prediction.recorded_forecast import about_forecasts
-from analysis.report.sections.forecasts_section import forecasts
+from analysis.report.sections.scaling_section import forecasts
 from analysis.study.study import Study, open_study
 
 DATA = Path(__file__).parent / "data"

@@ -11,7 +11,7 @@ import pytest
 from traces import LOC, NVL, STEPS, two_ranks
 
 from analysis.__main__ import main
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.trace.scrub import scrub
 from analysis.trace.source import read_trace
 from analysis.trace.timeline import draw_timeline

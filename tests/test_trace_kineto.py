@@ -11,7 +11,7 @@ import pytest
 from traces import GLOO
 
 from analysis.__main__ import main
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.trace.events import spans
 from analysis.trace.source import read_trace
 from analysis.trace.trace_summary import summarize, trace_metrics

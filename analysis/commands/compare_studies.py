@@ -26,7 +26,7 @@ from analysis.findings.study_inputs import (
     same_machine,
 )
 from analysis.report.numbers import NumberFormat, estimate, number
-from analysis.report.sections.studies_section import (
+from analysis.report.sections.comparisons_section import (
     differences_table,
     facts_table,
     plain_number,

@@ -11,8 +11,9 @@ from rich.markup import escape
 from analysis.bundle import WrongStudy, bundle
 from analysis.console import console
 from analysis.findings.study_inputs import StudyPath, studies_in
-from analysis.report.build import default_folder, examine, examine_several, write
+from analysis.report.build import default_folder, examine, examine_several
 from analysis.report.figure import ON_PAGE, WIDTHS_IN
+from analysis.report.report_files import write
 from analysis.text import single_line
 from benchmarks.record.folder import sha256
 from benchmarks.record.safe_text import one_line

@@ -8,9 +8,9 @@ from rich.markup import escape
 
 from analysis.console import console
 from analysis.cost import from_record
-from analysis.errors import UnreadableInput
 from analysis.findings.study_inputs import studies_in
-from analysis.report.sections.running_section import costs_table
+from analysis.input_files import UnreadableInput
+from analysis.report.sections.conditions_section import costs_table
 from analysis.text import join_words
 from benchmarks.record import read_study
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from analysis.bundle import changed, opened, studies
 from analysis.console import console
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.report.table import Column, Table
 from analysis.text import count, single_line
 from analysis.verification.verify_study import Verification, verify

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import UnreadableInput
-from analysis.input_files import damage_told, read_input, table_of
+from analysis.input_files import UnreadableInput, damage_told, read_input, table_of
 from analysis.text import count
 from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
 

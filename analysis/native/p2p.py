@@ -14,8 +14,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import UnreadableInput
-from analysis.input_files import damage_told, read_input, refuse_too_many, table_of
+from analysis.input_files import UnreadableInput, damage_told, read_input, refuse_too_many, table_of
 from benchmarks.record import finite
 
 _ACCEPTED_TEXT = (

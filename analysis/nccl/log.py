@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import UnreadableInput
-from analysis.input_files import read_text
+from analysis.input_files import UnreadableInput, read_text
 from analysis.nccl.communicators import (
     CommunicatorIndex,
     Group,

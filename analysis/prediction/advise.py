@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.prediction.calibration_data import SIGMA_AT_P95, CalibrationData
 from analysis.prediction.distributions import average, deviation, mean
 from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error

@@ -19,40 +19,29 @@ from pathlib import Path
 from analysis.findings.between_studies import differences
 from analysis.findings.examine import Findings, findings_of
 from analysis.findings.study_inputs import StudyPath, differing, open_inputs, studies_in
-from analysis.gc_pause import gc_paused
+from analysis.input_files import gc_paused
 from analysis.report.figure import ON_PAGE, style
-from analysis.report.page import Report, markdown_page, page, paper
-from analysis.report.report_folder import PAGE, write_folder
+from analysis.report.report_files import Report, write
 from analysis.report.section import Section, SectionFunction, words_of
-from analysis.report.sections import (
-    benchmarks_section as benchmarks,
+from analysis.report.sections import benchmarks_section
+from analysis.report.sections.comparisons_section import (
+    comparisons,
+    noise,
+    settings,
+    strategies,
+    studies,
 )
-from analysis.report.sections import (
-    comparisons_section as comparisons,
+from analysis.report.sections.conditions_section import (
+    cells,
+    commands,
+    costs,
+    environment,
+    validity,
 )
-from analysis.report.sections import (
-    conditions_section,
-)
-from analysis.report.sections import (
-    links_section as links,
-)
-from analysis.report.sections import (
-    losses_section as losses,
-)
-from analysis.report.sections import (
-    machine_section as machine,
-)
-from analysis.report.sections import (
-    running_section as running,
-)
-from analysis.report.sections import (
-    scaling_section as scaling,
-)
-from analysis.report.sections import (
-    trace_section as trace,
-)
-from analysis.report.sections.forecasts_section import forecasts
-from analysis.report.sections.studies_section import studies
+from analysis.report.sections.links_section import links, wire_lines
+from analysis.report.sections.losses_section import traces, waterfall
+from analysis.report.sections.machine_section import machine
+from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
@@ -65,24 +54,24 @@ from conf.targets import locate_without_torch
 BENCHMARKS = None  # their sections, which their YAML names
 # The page from top to bottom.
 SECTIONS: tuple[SectionFunction | None, ...] = (
-    scaling.scaling,
-    scaling.rates_by_option,
-    losses.waterfall,
-    links.links,
-    links.wire_lines,
+    scaling,
+    rates_by_option,
+    waterfall,
+    links,
+    wire_lines,
     forecasts,
-    machine.machine,
+    machine,
     BENCHMARKS,
-    comparisons.settings,
-    comparisons.strategies,
-    trace.traces,
-    comparisons.comparisons,
-    comparisons.noise,
-    conditions_section.validity,
-    conditions_section.environment,
-    running.costs,
-    conditions_section.commands,
-    conditions_section.cells,
+    settings,
+    strategies,
+    traces,
+    comparisons,
+    noise,
+    validity,
+    environment,
+    costs,
+    commands,
+    cells,
 )
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
@@ -202,7 +191,7 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
     The YAML of this installation names the function that makes it, and where that has no such
     benchmark the record.
     """
-    dotted_names: dict[str, str] = dict.fromkeys(benchmarks.ORDER, "")
+    dotted_names: dict[str, str] = dict.fromkeys(benchmarks_section.ORDER, "")
     for record in study.records:
         benchmark = named(record, "benchmark")
         if not dotted_names.get(benchmark):
@@ -228,24 +217,3 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
         title = f"Benchmark {single_line(benchmark, 80)}"
         sections[benchmark] = Section(benchmark, title, (line,))
     return sections
-
-
-def write(content: Report, folder: Path) -> Path:
-    """Write every file of a report in place of an earlier report's, and return its page.
-
-    Raises OSError: the folder cannot be written, or holds something else than a report.
-    """
-    files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
-    for table in content.tables:
-        files[f"tables/{table.name}.csv"] = table.to_csv().encode()
-        files[f"tables/{table.name}.tex"] = table.to_latex().encode()
-    for section in content.sections:
-        for figure in section.figures:
-            files[f"figures/{figure.name}.svg"] = figure.svg.encode()
-            if figure.pdf:
-                files[f"figures/{figure.name}.pdf"] = figure.pdf
-                files[f"figures/{figure.name}.tex"] = figure.to_latex().encode()
-            if figure.data:
-                files[f"figures/{figure.name}.csv"] = figure.data.to_csv().encode()
-    write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
-    return folder / PAGE

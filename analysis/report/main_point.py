@@ -1,13 +1,18 @@
-"""The point that a study is about, and its comparisons with other cells on the same devices."""
+"""The point that a study is about, and what else the study knows of it: the facts of the summary.
+
+Its comparisons with other cells on the same devices, the NCCL settings, what it loses.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.comparisons import Comparison
+from analysis.findings.comparisons import PREFIX, Comparison, SettingEffect
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
+from analysis.findings.waterfall import Waterfall, WaterfallPart
+from analysis.study.intervals import Estimate
 from analysis.study.names import short_names, spoken
 from analysis.study.rates import is_of_training
 from analysis.study.runs import Key
@@ -16,6 +21,7 @@ from analysis.text import single_line
 
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
 NO_DIFFERENCE = "no difference seen"  # a verdict
+MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no verdict
 
 
 class CurvePoint(NamedTuple):
@@ -64,6 +70,16 @@ class Judged(NamedTuple):
         return single_line(spoken(short_names(pair)[pair[not self.is_second]]), 80)
 
 
+class Merit(NamedTuple):
+    """What makes a point the one that a study is about, the weightiest first."""
+
+    exchanges: bool
+    has_efficiency: bool
+    is_whole: bool  # every member was measured alone
+    is_trusted: bool
+    world_size: int
+
+
 def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     """Return the point on most GPUs that exchanges and has an efficiency over every member.
 
@@ -71,15 +87,15 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     first to start. Another is chosen only where a verdict says that it is faster than that one.
     None without points.
     """
-    by_merit: dict[tuple[bool, bool, bool, bool, int], list[CurvePoint]] = defaultdict(list)
+    by_merit: dict[Merit, list[CurvePoint]] = defaultdict(list)
     for each in points_of(findings.scaling.curves):
         point = each.point
-        merit = (
-            point.key["strategy.name"] != WITHOUT,
-            point.efficiency is not None and point.world_size > 1,
-            not point.without_baseline,
-            not point.suspect,
-            point.world_size,
+        merit = Merit(
+            exchanges=point.key["strategy.name"] != WITHOUT,
+            has_efficiency=point.efficiency is not None and point.world_size > 1,
+            is_whole=not point.without_baseline,
+            is_trusted=not point.suspect,
+            world_size=point.world_size,
         )
         by_merit[merit].append(each)
     if not by_merit:
@@ -113,3 +129,113 @@ def judged_of(findings: Findings, point: Point) -> Iterator[Judged]:
             yield Judged(comparison, comparison.first_key, True)
         if comparison.first_key == point.key:
             yield Judged(comparison, comparison.second_key, False)
+
+
+class Judgements(NamedTuple):
+    """The other cells on the devices of a point by the verdict on them.
+
+    NCCL's settings and the strategy `none` are left out: they have sentences of their own.
+    """
+
+    faster: list[Judged]
+    slower: list[Judged]
+    equal: list[Judged]
+
+
+def judgements(findings: Findings, point: Point) -> Judgements:
+    """Return the other cells on the devices of a point by the verdict on them."""
+    sorted_out = Judgements([], [], [])
+    for judged in judged_of(findings, point):
+        is_setting = judged.comparison.differing[0].startswith(PREFIX)
+        if judged.other_key["strategy.name"] == WITHOUT or is_setting:
+            continue
+        if judged.comparison.verdict == NO_DIFFERENCE:
+            sorted_out.equal.append(judged)
+        elif judged.change > 0:
+            sorted_out.faster.append(judged)
+        else:
+            sorted_out.slower.append(judged)
+    return sorted_out
+
+
+def much_faster(findings: Findings, main: CurvePoint) -> CurvePoint | None:
+    """Return the point with the highest rate on the same devices, if it is MUCH_FASTER."""
+    best = main
+    for each in points_of(findings.scaling.curves):
+        point = each.point
+        is_alike = point.gpus == main.point.gpus and point.key["strategy.name"] != WITHOUT
+        if is_alike and not point.suspect and point.rate.value > best.point.rate.value:
+            best = each
+    if best.point.rate.value < MUCH_FASTER * main.point.rate.value:
+        return None
+    return best
+
+
+class Effects(NamedTuple):
+    """What NCCL settings did to one cell: those that changed it, the largest first, and others."""
+
+    changing: list[SettingEffect]
+    without_effect: list[SettingEffect]
+
+
+def effects_on(findings: Findings, point: Point) -> Effects:
+    """Return what NCCL settings did to the cell of a point, against it with fewest settings."""
+    effects: list[SettingEffect] = []
+    for effect in findings.settings:
+        untouched = _without_settings(effect.compared.first_key)
+        if effect.compared.gpus == point.gpus and untouched == _without_settings(point.key):
+            effects.append(effect)
+    fewest = min((len(effect.compared.first_key) for effect in effects), default=0)
+    sorted_out = Effects([], [])
+    for effect in effects:
+        if len(effect.compared.first_key) > fewest:
+            continue
+        if effect.compared.verdict in ("faster", "slower") or effect.other_transport:
+            sorted_out.changing.append(effect)
+        else:
+            sorted_out.without_effect.append(effect)
+    sorted_out.changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
+    return sorted_out
+
+
+def _without_settings(key: Key) -> dict[str, str]:
+    options = {}
+    for name, value in key.items():
+        if not name.startswith(PREFIX) and name != "connections":
+            options[name] = value
+    return options
+
+
+def largest_sure_part(fall: Waterfall) -> tuple[WaterfallPart | None, bool]:
+    """Return the largest part whose interval lies above 0, and whether any part has an interval."""
+    largest, most, has_intervals = None, 0.0, False
+    for part in fall.parts:
+        if part.lost is None or part.lost.low is None or part.above_ideal:
+            continue
+        has_intervals = True
+        if part.lost.low > 0 and part.lost.value > most:
+            largest, most = part, part.lost.value
+    return largest, has_intervals
+
+
+def loss_against_none(findings: Findings, point: Point) -> Estimate | None:
+    """Return the share lost against the same devices without any exchange; None: none is seen."""
+    nearest, fewest = None, 0
+    for judged in judged_of(findings, point):
+        differs = "strategy.name" in judged.comparison.differing
+        if differs and judged.other_key["strategy.name"] == WITHOUT:
+            options = len(point.key.items() | judged.other_key.items())
+            if nearest is None or options < fewest:
+                nearest, fewest = judged, options
+    if nearest is None or nearest.verdict != "slower":
+        return None
+    difference = nearest.comparison.difference
+    losses = []
+    for end in (difference.value, difference.low, difference.high):
+        # `difference` is (second − first) ÷ first. As the second, the point lost −difference; as
+        # the first, 1 − 1 ÷ (1 + difference).
+        if end is not None and nearest.is_second:
+            losses.append(-end)
+        elif end is not None:
+            losses.append(1 - 1 / (1 + end))
+    return Estimate(losses[0], *sorted(losses[1:]))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.comparisons import PREFIX, SettingEffect
+from analysis.findings.comparisons import SettingEffect
 from analysis.findings.examine import Findings
 from analysis.findings.links import host_wires
 from analysis.findings.scaling import Point
@@ -15,9 +15,13 @@ from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (
     NO_DIFFERENCE,
     CurvePoint,
-    Judged,
-    judged_of,
+    Judgements,
+    effects_on,
+    judgements,
+    largest_sure_part,
+    loss_against_none,
     main_point,
+    much_faster,
     points_of,
 )
 from analysis.report.numbers import central, estimate, interval, number
@@ -25,10 +29,9 @@ from analysis.report.section import RATE, Section, bounded, median_and_interval,
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
-from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, unit_of
 from analysis.study.provenance import gpus_of, hardware
-from analysis.study.runs import Key, median_of, named
+from analysis.study.runs import median_of, named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, metrics
@@ -37,7 +40,6 @@ from conf.cell import compress_hosts
 SENTENCES = 5
 MOST_NAMES = 3  # models, strategies, benchmarks or machines; of more the number is given
 MOST_RATES = 4  # of models beside the main point's
-MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no verdict
 REASON_LENGTH = 60  # characters of a reason
 MOST_REASONS = 3
 MOST_EFFECTS = 2  # NCCL settings that have a sentence of their own
@@ -80,7 +82,7 @@ def _training_sentences(study: Study, findings: Findings, main: CurvePoint) -> l
         answer(study, main),
         between_hosts(study, main.point),
         *settings,
-        other_cells(findings, main),
+        other_cells(judgements(findings, main.point)),
         other_models(study, findings, main),
         highest_rate(findings, main),
     ]
@@ -278,15 +280,8 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
 
 def highest_rate(findings: Findings, main: CurvePoint) -> str:
     """Return the highest rate of single runs on the same devices, where no verdict says more."""
-    if other_cells(findings, main):
-        return ""
-    best = main
-    for each in points_of(findings.scaling.curves):
-        point = each.point
-        is_alike = point.gpus == main.point.gpus and point.key["strategy.name"] != WITHOUT
-        if is_alike and not point.suspect and point.rate.value > best.point.rate.value:
-            best = each
-    if best.point.rate.value < MUCH_FASTER * main.point.rate.value:
+    best = much_faster(findings, main)
+    if best is None or any(judgements(findings, main.point)):
         return ""
     rate = f"{central(best.point.rate, 'rate')} images/s"
     return (
@@ -294,24 +289,9 @@ def highest_rate(findings: Findings, main: CurvePoint) -> str:
     )
 
 
-def other_cells(findings: Findings, main: CurvePoint) -> str:
-    """Return how the other cells on the same devices compare; empty where none has a verdict.
-
-    NCCL's settings and the strategy `none` have sentences of their own.
-    """
-    faster: list[Judged] = []
-    slower: list[Judged] = []
-    equal: list[Judged] = []
-    for judged in judged_of(findings, main.point):
-        is_setting = judged.comparison.differing[0].startswith(PREFIX)
-        if judged.other_key["strategy.name"] == WITHOUT or is_setting:
-            continue
-        if judged.comparison.verdict == NO_DIFFERENCE:
-            equal.append(judged)
-        elif judged.change > 0:
-            faster.append(judged)
-        else:
-            slower.append(judged)
+def other_cells(judged: Judgements) -> str:
+    """Return how the other cells on the same devices compare; empty where none has a verdict."""
+    faster, slower, equal = judged
     if len(equal) == 1 and not faster and not slower:
         least = number(equal[0].comparison.smallest, "share")
         name = equal[0].other_name
@@ -339,23 +319,7 @@ def other_cells(findings: Findings, main: CurvePoint) -> str:
 
 def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     """Return what NCCL settings change of the main point's own cell: those with an effect first."""
-    effects: list[SettingEffect] = []
-    for effect in findings.settings:
-        untouched = _without_settings(effect.compared.first_key)
-        is_here = effect.compared.gpus == main.point.gpus
-        if is_here and untouched == _without_settings(main.point.key):
-            effects.append(effect)
-    fewest = min((len(effect.compared.first_key) for effect in effects), default=0)
-    changing, without_effect = [], []
-    for effect in effects:
-        has_verdict = effect.compared.verdict in ("faster", "slower")
-        if len(effect.compared.first_key) > fewest:
-            continue
-        if has_verdict or effect.other_transport:
-            changing.append(effect)
-        else:
-            without_effect.append(effect)
-    changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
+    changing, without_effect = effects_on(findings, main.point)
     lines = []
     for effect in changing[:MOST_EFFECTS]:
         compared, change = effect.compared, effect.compared.difference.value
@@ -379,14 +343,6 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     if without_effect:
         lines.append(_no_effect(without_effect))
     return lines
-
-
-def _without_settings(key: Key) -> dict[str, str]:
-    options = {}
-    for name, value in key.items():
-        if not name.startswith(PREFIX) and name != "connections":
-            options[name] = value
-    return options
 
 
 def _no_effect(effects: Sequence[SettingEffect]) -> str:
@@ -496,20 +452,20 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         alone = f"{len(fall.gpus)} × the slowest GPU alone without a strategy"
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
         line = f"{gap} of {number(fall.ideal.value, 'rate')} images/s ({alone}) is lost"
-        sure, has_intervals = [], False
-        for part in fall.parts:
-            if part.lost is not None and part.lost.low is not None and not part.above_ideal:
-                has_intervals = True
-                if part.lost.low > 0:
-                    sure.append((part.lost.value, part))
-        if sure:
-            _, part = max(sure, key=lambda pair: pair[0])
+        part, has_intervals = largest_sure_part(fall)
+        if part is not None:
             size = estimate(part.lost, "rate")
             line += f"; the largest sure cause is {part.name}: {size} images/s"
         elif has_intervals:
             line += "; no single cause stands out from the noise"
         return f"{line}."
-    parts = list(filter(None, [_loss_against_none(findings, point)]))
+    parts = []
+    share = loss_against_none(findings, point)
+    if share is not None:
+        size = estimate(share, "share")
+        parts.append(
+            f"it loses {size} of what the same GPUs train without any exchange (strategy none)"
+        )
     records = study.records_of(point.record_ids)
     cost_ms = bounded(study, records, "strategy/cost_ms")
     step_ms = median_of(records, "step/ms_median")
@@ -519,32 +475,6 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         return ""
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _loss_against_none(findings: Findings, point: Point) -> str:
-    """Return the loss against the same devices without any exchange; empty where none is seen."""
-    against_none = []
-    for judged in judged_of(findings, point):
-        differs = "strategy.name" in judged.comparison.differing
-        if differs and judged.other_key["strategy.name"] == WITHOUT:
-            options = point.key.items() | judged.other_key.items()
-            against_none.append((len(options), judged))
-    if not against_none:
-        return ""
-    _, judged = min(against_none, key=lambda pair: pair[0])
-    if judged.verdict != "slower":
-        return ""
-    difference = judged.comparison.difference
-    losses = []
-    for end in (difference.value, difference.low, difference.high):
-        # `difference` is (second − first) ÷ first. As the second, the point lost −difference; as
-        # the first, 1 − 1 ÷ (1 + difference).
-        if end is not None and judged.is_second:
-            losses.append(-end)
-        elif end is not None:
-            losses.append(1 - 1 / (1 + end))
-    share = estimate(Estimate(losses[0], *sorted(losses[1:])), "share")
-    return f"it loses {share} of what the same GPUs train without any exchange (strategy none)"
 
 
 # ---- What to do next ----------------------------------------------------------------------------

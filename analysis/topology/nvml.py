@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.topology.model import (
     UNKNOWN,
     Device,

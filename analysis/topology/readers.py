@@ -16,8 +16,12 @@ from itertools import combinations
 from pathlib import Path
 from xml.parsers import expat
 
-from analysis.errors import UnreadableInput
-from analysis.input_files import LARGEST_TOPOLOGY_BYTES, read_input, refuse_too_many
+from analysis.input_files import (
+    LARGEST_TOPOLOGY_BYTES,
+    UnreadableInput,
+    read_input,
+    refuse_too_many,
+)
 from analysis.topology.model import (
     UNKNOWN,
     Device,

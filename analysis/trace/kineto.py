@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.errors import UnreadableInput
-from analysis.gc_pause import gc_paused
+from analysis.input_files import UnreadableInput, gc_paused
 from analysis.trace.events import Events, Names, RankTrace, Trace, make_events, number_of, spans
 from analysis.trace.kernel_names import gloo_collective, split_nccl
 from analysis.trace.time_sets import Times, covers, union

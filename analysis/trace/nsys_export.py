@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.trace.events import Events, Names, RankTrace, Trace, make_events, number_of
 from analysis.trace.kernel_names import is_step, rank_mark, split_nccl
 from analysis.trace.nsys_tables import (

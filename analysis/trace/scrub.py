@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.trace.nsys_tables import VERSIONS, Export, open_export, quoted
 from analysis.trace.source import plain_export
 from benchmarks.record.safe_files import put_in_place

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from analysis.errors import UnreadableInput
 from analysis.input_files import (
     CUT,
     GZIP,
     LARGEST_JSON_BYTES,
     LARGEST_TRACE_BYTES,
+    UnreadableInput,
     pieces,
     read_text,
 )

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.nccl.log import NcclLog, parse_nccl_log
 from analysis.nccl.transports import describe_transport
 from analysis.study.conditions import request_of

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.cost import TABLE
-from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.record_values import COST_ALONE
+from analysis.input_files import UnreadableInput
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import within_steps

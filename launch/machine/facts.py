@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.topology.readers import read_topology
 from benchmarks.agent.network import interfaces
 from benchmarks.record import SCHEMA_VERSION

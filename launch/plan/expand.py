@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.errors import UnreadableInput, said
+from analysis.input_files import UnreadableInput, said
 from analysis.study.names import unit
 from analysis.topology.model import Topology
 from analysis.topology.placement import choose_gpus

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from conf.options import Refused
 
 # The oldest release that was tried with the options below: Debian 12's.

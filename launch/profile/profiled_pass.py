@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.errors import UnreadableInput
+from analysis.input_files import UnreadableInput
 from analysis.text import count
 from analysis.trace.events import Trace
 from analysis.trace.scrub import scrub

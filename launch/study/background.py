@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 
-from analysis.gc_pause import gc_paused
+from analysis.input_files import gc_paused
 from analysis.study.noise_floor import FILE, as_json, floors_of
 from analysis.study.study import Study
 from benchmarks.record import Record, safe_files, write_json
@@ -143,8 +143,9 @@ def write_report(
     """
     try:
         with gc_paused():
-            from analysis.report.build import examine, write  # a second to import
+            from analysis.report.build import examine  # a second to import
             from analysis.report.figure import ON_PAGE, WIDTHS_IN
+            from analysis.report.report_files import write
 
             width = option if option in WIDTHS_IN else ON_PAGE
             content, _ = examine(study_folder, width)

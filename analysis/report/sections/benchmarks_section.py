@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from analysis.findings.examine import Findings
-from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, truncation_note
+from analysis.report.charts import (
+    MARKERS,
+    Axis,
+    DrawnCurve,
+    DrawnPoint,
+    curves_figure,
+    truncation_note,
+)
 from analysis.report.figure import COLOURS, Figure, for_width
 from analysis.report.numbers import number
 from analysis.report.section import Section, bounded, median_and_interval, records_of
@@ -71,19 +78,27 @@ def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, A
     return list(filter(mapping, listed))
 
 
-def _ranking(what: str, rows: Sequence[tuple[float, Runs, str]], option: str = "") -> Iterator[str]:
-    """Yield `what: A; then B and C` of rows (sort key, cell, text), each with what it alone has.
+class NamedCell(NamedTuple):
+    """A cell of a sentence that names cells in order."""
+
+    order: float
+    runs: Runs
+    text: str
+
+
+def _ranking(what: str, cells: Sequence[NamedCell], option: str = "") -> Iterator[str]:
+    """Yield `what: A; then B and C` of cells, each with what it alone has.
 
     A cell in which nothing differs from the defaults has its value of `option`.
     """
-    names = short_names(runs.records[0].name for _, runs, _ in rows)
+    names = short_names(cell.runs.records[0].name for cell in cells)
     texts = []
-    for _, runs, text in sorted(rows, key=lambda row: row[0]):
-        name = runs.records[0].name
-        if len(rows) > 1:
+    for cell in sorted(cells, key=lambda cell: cell.order):
+        name, text = cell.runs.records[0].name, cell.text
+        if len(cells) > 1:
             own = spoken(names[name])
             if names[name] == name:
-                own = str(runs.cell.benchmark.get(option, DEFAULTS))
+                own = str(cell.runs.cell.benchmark.get(option, DEFAULTS))
             text = f"{single_line(own, 80)} {text}"
         texts.append(text)
     if texts:
@@ -146,12 +161,20 @@ def host_link(study: Study, findings: Findings) -> Section:
 # ---- Collectives by message size ----------------------------------------------------------------
 
 
+class MessageRow(NamedTuple):
+    """What one size of message took; None: not measured."""
+
+    bytes: float | None
+    time_us: float | None
+    busbw: float | None  # GB/s
+
+
 class CollectiveRun(NamedTuple):
     """One run of nccl-tests' tables in a record."""
 
     record: Record
     collective: str
-    rows: Sequence[tuple[float | None, float | None, float | None]]  # bytes, µs, busbw
+    rows: Sequence[MessageRow]  # the smallest message first
     avg_busbw: float | None
 
 
@@ -165,7 +188,7 @@ def collectives(study: Study, findings: Findings) -> Section:
                 # Out of place if that was measured.
                 numbers = row.get("out_of_place") or row.get("in_place") or {}
                 time_us, busbw = finite(numbers.get("time_us")), finite(numbers.get("busbw"))
-                rows.append((finite(row.get("bytes")), time_us, busbw))
+                rows.append(MessageRow(finite(row.get("bytes")), time_us, busbw))
             if rows:
                 name, mean = single_line(run.get("collective")), finite(run.get("avg_busbw"))
                 runs.append(CollectiveRun(record, name, rows, mean))
@@ -182,10 +205,10 @@ def collectives(study: Study, findings: Findings) -> Section:
             Column("cell", "cell", lambda run: run_name(run.record)),
             Column("collective", "collective", "collective"),
             Column("gpus", "GPUs", lambda run: gpu_ids(run.record.cell.members), shown=False),
-            Column("smallest_bytes", "smallest, bytes", lambda run: run.rows[0][0], "count"),
-            Column("smallest_us", "µs", lambda run: run.rows[0][1], "number"),
-            Column("largest_bytes", "largest, bytes", lambda run: run.rows[-1][0], "count"),
-            Column("largest_busbw", "busbw GB/s", lambda run: run.rows[-1][2], "number"),
+            Column("smallest_bytes", "smallest, bytes", lambda run: run.rows[0].bytes, "count"),
+            Column("smallest_us", "µs", lambda run: run.rows[0].time_us, "number"),
+            Column("largest_bytes", "largest, bytes", lambda run: run.rows[-1].bytes, "count"),
+            Column("largest_busbw", "busbw GB/s", lambda run: run.rows[-1].busbw, "number"),
             Column("avg_busbw", "average busbw", "avg_busbw", "number"),
             metric("alpha_us", "alpha_us", "α µs"),
             metric("beta_gb_per_s", "beta_gb_per_s", "β GB/s"),
@@ -210,7 +233,7 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
             if small and len(cells) == 1:
                 text += f", and {small} µs for the smallest message"
             highest_first = -(runs.median("collectives/busbw_gb_per_s") or 0.0)
-            rows.append((highest_first, runs, text))
+            rows.append(NamedCell(highest_first, runs, text))
     kind, option = "", "collective"
     if len(kinds) == 1 and any(kinds):
         kind, option = f"{kinds.pop()} ", ""
@@ -234,7 +257,7 @@ def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
         points = []
         for size, _, rate in run.rows:
             if size and rate and size > 0 and rate > 0:
-                points.append((size, Estimate(rate), False))
+                points.append(DrawnPoint(size, Estimate(rate)))
                 sizes.add(size)
         if len(points) > 1:
             label = short[name]
@@ -374,7 +397,8 @@ def jacobi(study: Study, findings: Findings) -> Section:
         elif copy:
             text += f", the stencil at {copy} of a copy's rate"
         if seconds:
-            rows.append((runs.median("jacobi/seconds") or 0.0, runs, text))
+            shortest_first = runs.median("jacobi/seconds") or 0.0
+            rows.append(NamedCell(shortest_first, runs, text))
     return _section(_ranking(f"Jacobi on {devices}", rows), table)
 
 

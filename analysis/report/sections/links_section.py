@@ -20,11 +20,26 @@ from analysis.topology.model import NET
 SIGNED_MS = NumberFormat(decimals=2, sign=True)
 MOST_LINES = 4  # figures
 LINE_STEPS = 60  # of a drawn line
-# By the metric that says what is lost: in a column, of a figure, and at the start of a sentence.
-QUANTITIES = {
-    EXPOSED: ("to communication", "Exposed communication", "of communication a step does not hide")
-}
-COST_WORDS = ("to the strategy", "What the strategy costs a step", "the strategy costs a step")
+
+
+class LostWords(NamedTuple):
+    """What is lost, in words."""
+
+    column: str
+    figure: str
+    sentence: str  # its start
+
+
+COST_WORDS = LostWords(
+    column="to the strategy",
+    figure="What the strategy costs a step",
+    sentence="the strategy costs a step",
+)
+EXPOSED_WORDS = LostWords(
+    column="to communication",
+    figure="Exposed communication",
+    sentence="of communication a step does not hide",
+)
 
 
 def links(study: Study, findings: Findings) -> Section | None:
@@ -95,10 +110,10 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     texts, figures, points = [], [], []
     palette = colours(line.strategy for line in lines)
     for panel, line in enumerate(lines, 1):
-        share = estimate(line.share, "share")
-        start = f"{names[line.label]}: {_words(line)[2]} {estimate(line.fixed_ms, 'ms')} ms"
+        fixed, share = estimate(line.fixed_ms, "ms"), estimate(line.share, "share")
+        start = f"{names[line.label]}: {lost_words(line).sentence}"
         text = (
-            f"{start}, and {share} of the time that the exchange takes alone "
+            f"{start} {fixed} ms, and {share} of the time that the exchange takes alone "
             f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} cells)"
         )
         texts.append(sentence(text))
@@ -129,7 +144,7 @@ def _line_tables(
         (
             Column("cells", "cells", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
-            Column("lost", "lost", lambda line: _words(line)[0]),
+            Column("lost", "lost", lambda line: lost_words(line).column),
             Column("fixed_ms", "fixed ms", "fixed_ms", "ms", True),
             Column("share", "share", "share", "share", True),
             Column("r_squared", "R²", "r_squared", "ratio"),
@@ -143,7 +158,7 @@ def _line_tables(
         "Every cell beside its line, with what the line through the others lets expect of it.",
         (
             Column("line", "line", lambda row: names[row.line.label], shown=len(names) > 1),
-            Column("lost", "lost", lambda row: _words(row.line)[0], shown=len(lines) > 1),
+            Column("lost", "lost", lambda row: lost_words(row.line).column, shown=len(lines) > 1),
             Column("cell", "GPUs", "point.label"),
             Column("gb_per_s", "measured GB/s", "point.gb_per_s", "number"),
             Column("wire_ms", "exchange ms", "point.wire_ms", "ms"),
@@ -155,15 +170,18 @@ def _line_tables(
     )
 
 
-def _words(line: WireLine) -> tuple[str, str, str]:
-    return QUANTITIES.get(line.quantity, COST_WORDS)
+def lost_words(line: WireLine) -> LostWords:
+    """Return what the cells of a line lose, in words."""
+    if line.quantity == EXPOSED:
+        return EXPOSED_WORDS
+    return COST_WORDS
 
 
 def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: str) -> Figure:
     """Return the cells of a line with the line and the band in which 95 % of further cells fall."""
     caption = (
-        f"{_words(line)[1]}, {single_line(names[line.label])}, against the time that the exchange "
-        "takes alone. Band: 95 % of further cells. Labels where they fit; "
+        f"{lost_words(line).figure}, {single_line(names[line.label])}, against the time that the "
+        "exchange takes alone. Band: 95 % of further cells. Labels where they fit; "
         f"{count(len(line.points), 'cell')} in wire_cells.csv."
     )
     y_axis = Axis("lost ms per step", "lost_ms")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from analysis.errors import UnreadableInput
 from analysis.findings.examine import Findings
 from analysis.findings.links import wires_of
+from analysis.input_files import UnreadableInput
+from analysis.report.charts import UNIT_KEYS, heat_map_figure, scale_of
 from analysis.report.figure import Figure
-from analysis.report.heat_map import UNIT_KEYS, heat_map_figure, scale_of
 from analysis.report.section import Section
 from analysis.report.table import Table, Value, columns_of, numbers_table
 from analysis.study import names

@@ -1,4 +1,6 @@
-"""Images per second against the number of GPUs, and against options that are numbers."""
+"""Images per second against the number of GPUs, against options that are numbers, and against
+forecasts.
+"""
 
 import math
 from collections import defaultdict
@@ -7,16 +9,38 @@ from typing import NamedTuple
 
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
-from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, truncation_note
+from analysis.prediction.recorded_forecast import (
+    RecordedForecast,
+    about_forecasts,
+    recorded_forecast,
+)
+from analysis.report.charts import (
+    MARKERS,
+    Axis,
+    DrawnCurve,
+    DrawnPoint,
+    curves_figure,
+    truncation_note,
+)
 from analysis.report.figure import Figure, colours, for_width
 from analysis.report.main_point import CurvePoint, points_of
-from analysis.report.numbers import estimate, number
+from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section, about_intervals, words_of
 from analysis.report.table import Column, Table, columns_of
-from analysis.study.names import BETWEEN, format_option, gpu_ids, gpu_list, ran_alone, short_names
+from analysis.study.intervals import Estimate
+from analysis.study.names import (
+    BETWEEN,
+    format_option,
+    gpu_ids,
+    gpu_list,
+    ran_alone,
+    run_name,
+    short_names,
+)
 from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import first_lines, sentence, single_line
+from benchmarks.record import Record
 from conf.cell import Member
 
 OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
@@ -150,9 +174,9 @@ def _panel(
         look = palette[curve.points[0].key["strategy.name"]], marker
         points, shares, alone = [], [], {}
         for point in curve.points:
-            points.append((point.world_size, point.rate, point.suspect))
+            points.append(DrawnPoint(point.world_size, point.rate, point.suspect))
             if point.efficiency and point.world_size > 1:
-                shares.append((point.world_size, point.efficiency, point.suspect))
+                shares.append(DrawnPoint(point.world_size, point.efficiency, point.suspect))
             if point.baseline is not None:
                 alone[point.world_size] = point.baseline.value
         ideal = []
@@ -235,9 +259,9 @@ class OptionLine(NamedTuple):
 
 def rates_by_option(study: Study, findings: Findings) -> Section | None:
     """Return a figure for each model and option that is a number; None without three values."""
-    by_gpus: dict[tuple[Member, ...], list[tuple[str, Point]]] = defaultdict(list)
-    for curve, point in points_of(findings.scaling.curves):
-        by_gpus[point.gpus].append((curve.label, point))
+    by_gpus: dict[tuple[Member, ...], list[CurvePoint]] = defaultdict(list)
+    for each in points_of(findings.scaling.curves):
+        by_gpus[each.point.gpus].append(each)
     if not by_gpus or not study.trains:
         return None
     gpus, points = max(by_gpus.items(), key=lambda item: (len(item[1]), len(item[0])))
@@ -260,10 +284,10 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
     return Section("scaling", "Rates", figures=tuple(figures))
 
 
-def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[OptionLine]:
+def _option_lines(option: str, points: Sequence[CurvePoint]) -> list[OptionLine]:
     """Return the lines of an option; empty where it is no number, or no question."""
-    members: dict[frozenset[tuple[str, str]], dict[float, tuple[str, Point]]] = defaultdict(dict)
-    for label, point in points:
+    members: dict[frozenset[tuple[str, str]], dict[float, CurvePoint]] = defaultdict(dict)
+    for curve, point in points:
         # It may follow from the number of GPUs.
         follows = option == "batch_size" and "global_batch_size" in point.key
         try:
@@ -272,16 +296,16 @@ def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[Opti
             continue  # no number
         if 0 < value < math.inf and not follows and option not in NO_AXES:
             rest = frozenset(point.key.items() - {(option, point.key[option])})
-            members[rest][value] = (label, point)
+            members[rest][value] = CurvePoint(curve, point)
     lines = []
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES:
-            label, point = next(iter(by_value.values()))
-            words = label.split(BETWEEN)
+            curve, point = next(iter(by_value.values()))
+            words = curve.label.split(BETWEEN)
             part = format_option(option, point.key[option])
             while part in words:
                 words.remove(part)
-            ordered = [(value, by_value[value][1]) for value in sorted(by_value)]
+            ordered = [(value, by_value[value].point) for value in sorted(by_value)]
             lines.append(OptionLine(BETWEEN.join(words) or point.key["model.name"], ordered))
     return lines
 
@@ -298,7 +322,7 @@ def _option_figure(
     for line, marker in zip(shown, MARKERS, strict=False):
         points = []
         for value, point in line.points:
-            points.append((value, point.rate, point.suspect))
+            points.append(DrawnPoint(value, point.rate, point.suspect))
             values.add(value)
             if point.suspect and "Hollow" not in notes:
                 notes += " Hollow: suspect."
@@ -325,3 +349,52 @@ def _option_figure(
         Axis(words_of(study)("images/s"), RATES, "rate", from_zero=True),
         f"Highest: {'; '.join(highest)}.",
     )
+
+
+# ---- Against forecasts ---------------------------------------------------------------------------
+
+
+INSIDE = {None: "", True: "yes", False: "no"}
+CHANGE = NumberFormat(100.0, "%", 2, sign=True)
+
+
+class CellForecast(NamedTuple):
+    """What one run was forecast to give, and what it gave."""
+
+    record: Record
+    forecast: RecordedForecast
+
+    @property
+    def step(self) -> Estimate:
+        """The forecast of the step, with its interval."""
+        return Estimate(self.forecast.step_ms, self.forecast.low, self.forecast.high)
+
+
+def forecasts(study: Study, findings: Findings) -> Section | None:
+    """Return the forecasts of a study's cells; None where no cell has one."""
+    cells = []
+    for record in study.usable:
+        forecast = recorded_forecast(record)
+        if forecast is not None and forecast.in_time:
+            cells.append(CellForecast(record, forecast))
+    if not cells:
+        return None
+    names = short_names(run_name(cell.record) for cell in cells)
+    table = Table.of(
+        "forecasts",
+        "Each run beside its forecast, and how much longer the measured step is than the forecast "
+        "and than the null model, which says that nothing changes.",
+        (
+            Column("cell", "cell", lambda cell: names[run_name(cell.record)]),
+            Column("gpus", "GPUs", lambda cell: gpu_ids(cell.record.cell.members)),
+            Column("step_ms", "step ms", "forecast.measured_ms", "ms"),
+            Column("forecast_ms", "forecast ms", "step", "ms", bounded=True),
+            Column("error", "measured against it", "forecast.error", CHANGE),
+            Column("null_error", "against null model", "forecast.null_error", CHANGE),
+            Column("inside", "in interval", lambda cell: INSIDE[cell.forecast.inside]),
+        ),
+        cells,
+        lambda cell: cell.forecast.inside is False,
+    )
+    line = f"Forecast: {about_forecasts(study.usable)}."
+    return Section("forecasts", "Forecast and measured", (line,), tables=(table,))
