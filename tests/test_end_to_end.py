@@ -295,14 +295,16 @@ def readme_commands():
     return [pytest.param(one, marks=needs * ("profiler=nsys" in one)) for one in commands]
 
 
-SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").rglob("*.sh") if os.access(path, os.X_OK))
+STUDIES_ON_GPUS = ROOT / ".ci" / "gpu" / "study.sh"
+NAMES = re.findall(r"^study_(\w+)\(\)", STUDIES_ON_GPUS.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=[path.stem for path in SCRIPTS])
-def test_every_command_of_the_scripts_for_gpus_is_a_right_request_there(script, launch, tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_of_the_studies_on_gpus_is_a_right_request_there(name, launch, tmp_path):
     """None is tried on GPUs before it costs their time: a topology stands for eight of them."""
     shown = os.environ | {"SHOW": "1"}
-    done = subprocess.run([script, tmp_path], env=shown, capture_output=True, text=True, check=True)
+    study = [STUDIES_ON_GPUS, name, tmp_path]
+    done = subprocess.run(study, env=shown, capture_output=True, text=True, check=True)
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     assert commands and not done.stderr
     for words in commands:

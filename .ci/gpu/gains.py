@@ -1,118 +1,142 @@
 """What each rewrite of optimize=max gains alone, on one GPU: `.ci/gpu/gains.py FOLDER OPTION...`.
 
 One model for each variant, all in this process; their steps are timed in turns, so that clocks
-drift over all alike. Then the kernels of the first and of the last variant that take most time.
-VARIANTS names them, separated by "; ", first the one that the others are compared with.
-`device=cpu` tries it on a CPU, where nothing is compiled.
+drift over all alike. `device=cpu` tries it on a CPU, where nothing is compiled.
 """
 
+import contextlib
 import json
 import math
-import os
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from composed import cell_of
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from scipy.special import stdtrit
 from torch import nn
 
+from conf import schema
+from conf.cell import Cell
+from conf.command_line import normalise
+from conf.resolve import checked, resolve
 from trainers import compile_passes, models
+from trainers.compile_passes import (
+    Rewrites,
+    in_faster_forms,
+    masks_for_each_reader,
+    masks_from_inputs,
+    sums_written_once,
+    variances_from_sums,
+    widened_by_each_reader,
+)
 from trainers.step import Training
 
-ROUNDS, STEPS, WARM_UP, PROFILED = 8, 15, 3, 3
-KERNELS = 25  # that are shown
-ON_CPU = (2, 2, 1)  # rounds, steps, warm-up
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS, STEPS, WARM_UP_STEPS = 8, 15, 3
+CPU_ROUNDS, CPU_STEPS, CPU_WARM_UP_STEPS = 2, 2, 1
 
 
 @dataclass(frozen=True)
 class Variant:
     """What is changed of a compiled step."""
 
-    prepare: Callable[[nn.Module], nn.Module] = lambda model: model  # the layers
-    joint: tuple[Any, ...] = ()  # changes to the traced graph, forward and backward in one
-    split: tuple[Any, ...] = ()  # and after it is split
-    options: dict[str, Any] = field(default_factory=dict)  # inductor's
+    has_faster_forms: bool = False  # of layers
+    joint: tuple[Callable[[Any], int], ...] = ()  # to forward and backward in one graph
+    split: tuple[Callable[[Any], int], ...] = ()  # and after it is split
     optimize: str = "max"
 
-    def compiled(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the model as inductor compiles it with the changes."""
-        passes = {"joint_custom_post_pass": self.joint, "post_grad_custom_post_pass": self.split}
-        options = {
-            name: compile_passes.Rewrites(*changes) for name, changes in passes.items() if changes
-        } | self.options
-        return COMPILE(model, options=options or None)
+    def compiled(self, model: nn.Module) -> Callable[..., Any]:
+        """Return the model as inductor compiles it with these changes."""
+        options = {}
+        if self.joint:
+            options["joint_custom_post_pass"] = Rewrites(*self.joint)
+        if self.split:
+            options["post_grad_custom_post_pass"] = Rewrites(*self.split)
+        return TORCH_COMPILE(model, options=options or None)
 
 
-COMPILE = torch.compile
-SUMS, MASKS = compile_passes.variances_from_sums, (compile_passes.masks_from_inputs,)
-READERS = (compile_passes.widened_by_each_reader, compile_passes.masks_for_each_reader)
-MAX = Variant(compile_passes.in_faster_forms, (SUMS, *MASKS), compile_passes.SPLIT.changes)
+TORCH_COMPILE: Callable[..., Any] = torch.compile
+BUILD_MODEL = models.build
+ALL_JOINT = compile_passes.JOINT.changes
+ALL_SPLIT = compile_passes.SPLIT.changes
+BASE = "compile"  # that the others are compared with
 VARIANTS = {
-    "compile": Variant(),
-    "first convolution": Variant(compile_passes.in_faster_forms),
-    "sums in batch norm": Variant(joint=(SUMS,)),
-    "widened by readers": Variant(split=(compile_passes.widened_by_each_reader,)),
-    "sums written once": Variant(
-        split=(compile_passes.widened_by_each_reader, compile_passes.sums_written_once)
+    BASE: Variant(),
+    "first convolution": Variant(has_faster_forms=True),
+    "sums in batch norm": Variant(joint=(variances_from_sums,)),
+    "widened by readers": Variant(split=(widened_by_each_reader,)),
+    "sums written once": Variant(split=(widened_by_each_reader, sums_written_once)),
+    "masks from inputs": Variant(
+        joint=(masks_from_inputs,), split=(widened_by_each_reader, masks_for_each_reader)
     ),
-    "masks from inputs": Variant(joint=MASKS, split=READERS),
-    "max": MAX,
-    "max_graph": replace(MAX, optimize="max_graph"),
-    "max, tuned": replace(MAX, options={"coordinate_descent_tuning": True}),
-    "max, 1x1 as products": replace(MAX, options={"conv_1x1_as_mm": True}),
+    "max": Variant(True, ALL_JOINT, ALL_SPLIT),
+    "max_graph": Variant(True, ALL_JOINT, ALL_SPLIT, "max_graph"),
 }
 
 
-USUAL = "; ".join(one for one, variant in VARIANTS.items() if not variant.options)
+def compose_cell(overrides: list[str], device: str) -> Cell:
+    """Return the cell that these options mean on one device, composed as launch.py does."""
+    schema.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = OmegaConf.to_object(compose("config", normalise(overrides)))
+    return resolve(checked(config)[0], (0,), device)
 
 
-def built(name: str, overrides: list[str], device: torch.device) -> tuple[Training, float]:
-    """Return the training of a variant after its first steps, and the seconds of the first."""
-    began = time.perf_counter()
-    variant = VARIANTS[name]
-    on_gpu = device.type == "cuda"
-    cell = cell_of(
-        [*overrides, "strategy=none", f"optimize={variant.optimize if on_gpu else 'max'}"],
-        (0,),
-        device.type,
-    )
-    compiled = variant.compiled if on_gpu else lambda model: model
-    build = models.build
+def build_training(variant: Variant, overrides: list[str], device: torch.device) -> Training:
+    """Return the training of a variant after its first step, which compiles it."""
+    is_on_gpu = device.type == "cuda"
+    optimize = "max"
+    if is_on_gpu:
+        optimize = variant.optimize
+    cell = compose_cell([*overrides, "strategy=none", f"optimize={optimize}"], device.type)
+
+    def build_model(*arguments: Any) -> nn.Module:
+        model = BUILD_MODEL(*arguments)
+        if variant.has_faster_forms:
+            return in_faster_forms(model)
+        return model
+
+    def compile_model(model: nn.Module) -> Callable[..., Any]:
+        if is_on_gpu:
+            return variant.compiled(model)
+        return model
+
     with (
         mock.patch.object(compile_passes, "in_faster_forms", lambda model: model),
-        mock.patch.object(models, "build", lambda *args: variant.prepare(build(*args))),
-        mock.patch.object(compile_passes, "compiled", compiled),
-        mock.patch.object(torch, "compile", compiled),
+        mock.patch.object(models, "build", build_model),
+        mock.patch.object(compile_passes, "compiled", compile_model),
+        mock.patch.object(torch, "compile", compile_model),
     ):
         training = Training(cell, device, 0)
     training.step()
     wait(device)
-    if on_gpu:
-        torch.cuda.set_stream(
-            torch.cuda.default_stream(device)
-        )  # which a training with a graph leaves
-    return training, time.perf_counter() - began
+    if is_on_gpu:
+        # A training with a graph leaves the default stream.
+        torch.cuda.set_stream(torch.cuda.default_stream(device))
+    return training
 
 
 def wait(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait for the work of the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def step_ms(training: Training, steps: int, warm_up: int) -> float:
-    """Return the mean ms of a step, by the host's clock around a window."""
-    with in_its_stream(training):
-        for _ in range(warm_up):
+def time_step(training: Training, steps: int, warm_up_steps: int) -> float:
+    """Return the mean ms of a step, by the host's clock around a window of steps."""
+    stream: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if training.graphs is not None:
+        # A graph is replayed where it was captured.
+        stream = torch.cuda.stream(training.graphs._capture._stream)
+    with stream:
+        for _ in range(warm_up_steps):
             training.step()
         wait(training.device)
         began = time.perf_counter()
@@ -122,61 +146,39 @@ def step_ms(training: Training, steps: int, warm_up: int) -> float:
         return (time.perf_counter() - began) / steps * 1e3
 
 
-def in_its_stream(training: Training) -> AbstractContextManager[Any]:
-    """Let a step with a graph run where it was captured; the others run on the default stream."""
-    return (
-        nullcontext()
-        if training.graphs is None
-        else torch.cuda.stream(training.graphs._capture._stream)
-    )
-
-
-def kernels(training: Training) -> dict[str, float]:
-    """Return the ms of a step that each kernel takes, by its name."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(PROFILED):
-            training.step()
-        wait(training.device)
-    found: Counter[str] = Counter()
-    for one in profiler.key_averages():
-        found[one.key] += one.self_device_time_total / 1e3 / PROFILED
-    return dict(found.most_common())
-
-
 def main(folder: Path, overrides: list[str]) -> None:
-    """Measure every variant, print the gains, and write everything to FOLDER/gains.json."""
-    device = torch.device("cpu") if "device=cpu" in overrides else torch.device("cuda", 0)
-    rounds, steps, warm_up = (ROUNDS, STEPS, WARM_UP) if device.type == "cuda" else ON_CPU
+    """Measure every variant, write ms of all steps to FOLDER/gains.json, print the gains."""
+    device = torch.device("cuda", 0)
+    rounds, steps, warm_up_steps = ROUNDS, STEPS, WARM_UP_STEPS
+    if "device=cpu" in overrides:
+        device = torch.device("cpu")
+        rounds, steps, warm_up_steps = CPU_ROUNDS, CPU_STEPS, CPU_WARM_UP_STEPS
     torch._dynamo.config.recompile_limit = 8 * len(VARIANTS)  # one model is compiled by each
-    names = os.environ.get("VARIANTS", USUAL).split("; ")
-    trainings = {}
-    for name in names:
-        trainings[name], seconds = built(name, overrides, device)
-        print(f"{name}: first step after {seconds:.1f} s, loss {trainings[name].loss}")
-    images = trainings[names[0]].cell.batch_size * 1e3
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        for name in names if number % 2 == 0 else reversed(names):
-            found[name].append(step_ms(trainings[name], steps, warm_up))
-    content: dict[str, Any] = {"options": overrides, "step_ms": found, "torch": torch.__version__}
-    for name, ms in found.items():
-        gains = [(base / one - 1) * 100 for base, one in zip(found[names[0]], ms, strict=True)]
-        half = float(stdtrit(rounds - 1, 0.975)) * statistics.stdev(gains) / math.sqrt(rounds)
-        rate = images / statistics.median(ms)
-        print(
-            f"{name}: {rate:,.0f} images/s, {statistics.mean(gains):+.2f} % ± {half:.2f} "
-            f"(95 %, {rounds} rounds)"
-        )
+    trainings: dict[str, Training] = {}
+    step_ms: dict[str, list[float]] = {}
+    for name, variant in VARIANTS.items():
+        trainings[name] = build_training(variant, overrides, device)
+        step_ms[name] = []
+    for round_number in range(rounds):
+        names = list(VARIANTS)
+        if round_number % 2:
+            names.reverse()
+        for name in names:
+            step_ms[name].append(time_step(trainings[name], steps, warm_up_steps))
+    content = {"options": overrides, "step_ms": step_ms, "torch": torch.__version__}
     if device.type == "cuda":
         content["gpu"] = torch.cuda.get_device_name(device)
-        content["kernels_ms"] = {name: kernels(trainings[name]) for name in (names[0], names[-1])}
-    (folder / "gains.json").write_text(
-        json.dumps(content, indent=1) + "\n"
-    )  # before what is only shown
-    for name, of_step in content.get("kernels_ms", {}).items():
-        print(f"{name}: {sum(of_step.values()):.2f} ms of kernels in a step")
-        for kernel, ms in list(of_step.items())[:KERNELS]:
-            print(f"  {ms:7.3f}  {kernel[:110]}")
+    (folder / "gains.json").write_text(json.dumps(content, indent=1) + "\n")
+    images = trainings[BASE].cell.batch_size * 1e3
+    for name, variant_ms in step_ms.items():
+        gains = []
+        for base_ms, ms in zip(step_ms[BASE], variant_ms, strict=True):
+            gains.append((base_ms / ms - 1) * 100)
+        half = float(stdtrit(rounds - 1, 0.975)) * statistics.stdev(gains) / math.sqrt(rounds)
+        print(
+            f"{name}: {images / statistics.median(variant_ms):,.0f} images/s, "
+            f"{statistics.mean(gains):+.2f} % ± {half:.2f} (95 %, {rounds} rounds)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,415 @@
+#!/usr/bin/env bash
+# One study of GPUs in one call of at most 600 s: .ci/gpu/study.sh NAME [FOLDER]. README.md beside it says how it is used.
+# Without NAME the names are printed. Each function study_NAME says what it measures, on how many GPUs, for how long, and which table
+# of RESULTS.md it fills.
+#   FOLDER          the folder of results ($out); outputs/gpu where there is none
+#   SMALL=1         CPU workers, a small network, short windows: to try a study before it costs time on GPUs
+#   SHOW=1          print the commands, run nothing
+#   BUDGET          seconds after which no step runs on, so that what was measured is packed before a call of 600 s ends
+#   PYTHON          the Python that has what Ringside needs
+#   N               GPUs of the studies x8_…: 8, or 4; every study's name says how many
+set -u
+
+# ---- Studies of one or two GPUs ----
+
+study_tests() {
+  # The tests that need two GPUs and were changed without having been seen there. 2 GPUs, 6 minutes.
+  # Fills nothing: a failure is a fault of the code or of the test, to be mended before any figure is taken.
+  gpu_tests() {  # SECONDS NAME MARKS FILE
+    local only=()
+    if [ "${SMALL:-}" ]; then only=(--collect-only -q); fi
+    step "$1" "$2" "$PYTHON" -m pytest -n 0 --tb=short "${only[@]}" -m "$3" "tests/$4"
+  }
+  LINES_SHOWN=45
+  gpu_tests 200 graphs multi_gpu test_graphs.py
+  gpu_tests 240 calibration multi_gpu test_calibration.py
+  gpu_tests 150 fastest gpu test_fastest.py
+  gpu_tests 300 far_gpus multi_gpu test_far_gpus.py
+  gpu_tests 150 graphs_on_one gpu test_graphs.py
+  finish
+}
+
+study_seconds() {
+  # What a cell costs: its ranks (of an older commit too, if OLD is a checkout of it), compiled code new and from the cache, and the
+  # sweep's own seconds. 2 GPUs, 8.5 minutes; with OLD the last sweeps may be left out.
+  # Fills a table of seconds. Only the first sweep finds an empty store, as a user's first one does: run it into a new folder.
+  local two compiled study
+  two=(gpus=0,1 "model=$model" strategy=nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}"
+    noise_pairs=0)
+  sweep 170 template "${two[@]}" nccl.algo=null,Ring
+  if [ "${OLD:-}" ]; then
+    with_old sweep 110 old gpus=0,1 "model=$model" "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  fi
+  compiled=(gpus=0,1 "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  sweep 170 compiled_new "${compiled[@]}"
+  sweep 120 compiled_cached "${compiled[@]}" nccl.algo=null,Ring
+  sweep 80 levels gpus=0,1 "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=null,LOC
+  for study in template old compiled_new compiled_cached levels; do
+    if [ -d "$out/$study" ]; then analysis "seconds_$study" seconds "$out/$study"; fi
+  done
+  finish template compiled_new compiled_cached levels
+}
+
+study_graphs() {
+  # Steps as CUDA graphs beside eager ones, by batch size, on one GPU and on two. 2 GPUs, 3 minutes for each of MODELS.
+  # Fills "CUDA graphs", the columns eager and graph. Copy $out/graphs_MODEL, packed, to tests/data/h200_x2.
+  local studies=() network
+  for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
+    cells 270 "graphs_$network" 'gpus=[0],[0,1]' "model=$network" "optimize=eager,$graph" \
+      "batch_size=$(small 256,128,64,32,16 16,8)" "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" \
+      benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
+    studies+=("graphs_$network")
+  done
+  finish "${studies[@]}"
+}
+
+study_compiled() {
+  # Compiled steps, and the same as CUDA graphs, by batch size, on two GPUs and on one. 2 GPUs, 8 minutes for ResNet-50: the code is made
+  # before, all batch sizes side by side (1.5 minutes), then a cell takes 20 s. MODEL and BATCHES choose. Inception-v3 takes longer
+  # (2.5 minutes, then 30 s): GPUS="0,1" leaves one GPU alone out.
+  # Fills "CUDA graphs", the columns compile and compile_graph, and "Scaling", Inception-v3 compiled on two GPUs.
+  local studies=() batches commas gpus study
+  export TORCHINDUCTOR_CACHE_DIR=$out/.compiled TRITON_CACHE_DIR=$out/.compiled/triton
+  [ "${SHOW:-}" ] || mkdir -p -m 700 "$out/.compiled"
+  batches=${BATCHES:-$(small 256,128,64,32,16 16,8)}
+  OPTIMIZE=$compile step 200 before bash "$script" compile_before "$out" "$model" ${batches//,/ }
+  for gpus in ${GPUS:-0,1 0}; do
+    commas=${gpus//[^,]/}
+    study=compiled_${model}_$((${#commas} + 1))
+    cells 420 "$study" "gpus=$gpus" "model=$model" "optimize=$compile,$(small compile_graph eager)" "batch_size=$batches" \
+      "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
+    studies+=("$study")
+  done
+  finish "${studies[@]}"
+}
+
+study_strong_scaling() {
+  # A fixed global batch on one GPU, on the other, and on both, each step one replay of a CUDA graph; three runs. 2 GPUs, 3 minutes.
+  # Fills "CUDA graphs", strong scaling: a verdict for each number of GPUs. Copy $out/strong_scaling, packed, to tests/data/h200_x2.
+  local options=(+experiment=strong_scaling 'gpus=[0],[1],[0,1]' "model=$model" "optimize=$graph" "${windows[@]}" "${short[@]}")
+  if [ "${SMALL:-}" ]; then options+=(full=true repeats=1 global_batch_size=32); fi
+  sweep 400 strong_scaling "${options[@]}"
+  finish strong_scaling
+}
+
+study_fastest() {
+  # The way to the fastest rate: what each rewrite of optimize=max gains alone, in turns in one process (gains.py, 6 minutes, most of it
+  # compiling), then a cell of max_graph and one of compile (2 minutes). 1 GPU.
+  # Fills "The fastest rate": the table of gains, the kernels that take longest, the best rate.
+  LINES_SHOWN=60
+  step 420 gains "$PYTHON" .ci/gpu/gains.py "$out" "model=$model" "precision=$weights" "batch_size=$(small 512 16)" "${on_cpu[@]}"
+  cells 160 fastest gpus=0 "model=$model" "optimize=$(small max_graph eager),$compile" "precision=$weights" \
+    "batch_size=$(small 1024 16)" "$(small benchmark.max_seconds=5 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 \
+    "${short[@]}" noise_pairs=0
+  finish fastest
+}
+
+study_exchanges() {
+  # Exchanges alone and in a step: sizes of buckets, every strategy, half precision, a server with a GPU of its own. 2 GPUs, 7.5
+  # minutes; the same exchanges of an older commit too, if OLD is a checkout of it (2 minutes more: BUCKETS=no leaves sizes out).
+  # Fills "The exchange alone" (sizes of buckets too) and "Strategies on two GPUs".
+  local alone strategies runs
+  runs=$(small repeats=2 repeats=1)
+  alone=(benchmark=exchange "model=$model")
+  if [ "${SMALL:-}" ]; then alone+=(benchmark.iterations=2 benchmark.limit_iterations=2); fi
+  strategies=strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_dist_async
+  cells 190 exchange gpus=0,1 "${alone[@]}" "$strategies" "$runs"
+  if [ "${OLD:-}" ]; then
+    with_old cells 190 exchange_old gpus=0,1 "${alone[@]}" "$strategies" "$runs"
+  fi
+  cells 60 exchange_fp16 gpus=0,1 "${alone[@]}" strategy=nccl_allreduce,kvstore_device strategy.comm_hook=fp16
+  cells 50 exchange_sharded gpus=0,1 "${alone[@]}" strategy=cpu_staged strategy.staging=sharded
+  cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device \
+    strategy.server_gpus=1
+  if [ "${BUCKETS:-yes}" = yes ]; then
+    cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${windows[@]}" \
+      "${short[@]}" "$runs"
+  fi
+  cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${windows[@]}" "${short[@]}"
+  finish exchange exchange_fp16 exchange_sharded exchange_server buckets staged
+}
+
+study_forecasts() {
+  # A blind test of forecasts: 14 cells that calibrate, then cells of other batch sizes, transports, sizes of buckets, hooks and another
+  # model, each forecast before its ranks start. 2 GPUs, 9 minutes.
+  # Fills "Forecasts". Copy $out/forecasts, packed, to tests/data/h200_x2; predict_*.txt have the tables.
+  local brief held both=strategy=nccl_allreduce,kvstore_device
+  brief=(predict=auto noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
+    benchmark.exposed_rounds=1 "${short[@]}")
+  forecast() { cells "$@" study=forecasts "${brief[@]}"; }  # all of one study, so that each sweep knows those before
+  # What the others are forecast from: 12 + 2 cells.
+  forecast 190 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device \
+    "batch_size=$(small 256,128 32,16)"
+  forecast 70 transport gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC "batch_size=$(small 256 32)"
+  # What is forecast: 16 + 6 + 4 + 2 + 4.
+  forecast 180 batches gpus=0,1 "model=$model" "$both" "batch_size=$(small 288,224,208,192,176,160,144,112 24,20)"
+  if [ -z "${SMALL:-}" ]; then
+    forecast 100 far_batches gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC batch_size=224,192,160
+    forecast 90 sizes_of_buckets gpus=0,1 "model=$model" "$both" strategy.bucket_cap_mb=10,50 batch_size=256
+    forecast 70 hooks gpus=0,1 "model=$model" "$both" strategy.comm_hook=bf16 batch_size=256
+    forecast 100 another_model 'gpus=[0],[0,1]' model=inception_v3 "$both" batch_size=128
+  fi
+  for held in condition batch transport model; do
+    analysis "predict_$held" predict "$out/forecasts" --holdout "$held"
+  done
+  finish forecasts
+}
+
+# ---- Studies of eight GPUs (N=4: four) ----
+
+study_x8_waterfall() {
+  # Where the rate goes: all GPUs and each alone, with the strategy and without. 8 minutes with two runs; REPEATS=3 fits a call only on
+  # four.
+  # Fills "Scaling" and "Where the rate goes". Copy $out/waterfall_x8, packed, to tests/data/h200_x8/waterfall.
+  sweep 560 "waterfall_x$N" "gpus=[$all]" "model=$model" waterfall=true "repeats=${REPEATS:-$(small 2 1)}" \
+    "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}"
+  finish "waterfall_x$N"
+}
+
+study_x8_scaling() {
+  # Weak scaling over 1, 2, 4 and 8 GPUs, eager, ResNet-50 and Inception-v3 (MODELS), each GPU alone too. 5.5 minutes.
+  # Fills "Scaling": efficiency against the slowest member. Copy $out/scaling_x8_MODEL, packed, to tests/data/h200_x8.
+  local studies=() network
+  for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
+    cells 280 "scaling_x${N}_$network" "gpus=$each,$scale" "model=$network" "${windows[@]}" "${short[@]}" noise_pairs=0
+    studies+=("scaling_x${N}_$network")
+  done
+  finish "${studies[@]}"
+}
+
+study_x8_compiled() {
+  # Weak scaling over 1, 2, 4 and 8 GPUs, compiled, each GPU alone too. 7.5 minutes for ResNet-50: code is new where a rank has a GPU
+  # that had none. MODEL chooses; for Inception-v3 ALONE=0 measures GPU 0 alone only.
+  # Fills "Scaling": compiled, and at equal clocks. Copy $out/compiled_x8_MODEL, packed, to tests/data/h200_x8.
+  local alone=${ALONE:+[0]}
+  cells 560 "compiled_x${N}_$model" "gpus=${alone:-$each},$scale" "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" \
+    noise_pairs=0
+  finish "compiled_x${N}_$model"
+}
+
+study_x8_settings() {
+  # The command that Ringside was made for, its levels, the classes of subsets, the best and the worst half, and a trace of all ranks.
+  # 5 minutes.
+  # Fills "NCCL settings", "Traces" and a table of classes. Copy $out/settings_x8, …, packed, to tests/data/h200_x8.
+  local pair
+  pair=gpus=$(small 0,3 0,1)
+  sweep 60 "command_x$N" "$pair" "model=$model" nccl.p2p_level=LOC "${windows[@]}" "${short[@]}"
+  cells 90 "settings_x$N" "$pair" "model=$model" nccl.p2p_level=null,NVL,PIX,LOC "${windows[@]}" "${short[@]}" noise_pairs=0
+  if [ -z "${SMALL:-}" ]; then
+    cells 60 "best_x$N" "gpus=best:$((N / 2)),worst:$((N / 2))" "model=$model" "${windows[@]}" noise_pairs=0
+    cells 160 "classes_x$N" gpus=classes "model=$model" "${windows[@]}" noise_pairs=0
+  fi
+  sweep 110 "trace_x$N" "gpus=[$all]" "model=$model" "profiler=$(small auto torch)" "${windows[@]}" "${short[@]}"
+  finish "command_x$N" "settings_x$N" "best_x$N" "classes_x$N" "trace_x$N"
+}
+
+study_x8_strategies() {
+  # Every strategy on all GPUs, two runs each. 5.5 minutes.
+  # Fills "Strategies on eight GPUs". Copy $out/strategies_x8, packed, to tests/data/h200_x8/strategies.
+  local options
+  options=(+experiment=strategies "gpus=[$all]" "model=$model" "repeats=${REPEATS:-$(small 2 1)}" "${windows[@]}" "${short[@]}")
+  if [ "${SMALL:-}" ]; then options+=(full=true strategy=none,cpu_staged); fi
+  cells 560 "strategies_x$N" "${options[@]}"
+  finish "strategies_x$N"
+}
+
+study_x8_servers() {
+  # Servers on GPUs of their own (7 + 1, 6 + 2, 4 + 1; N=4: 3 + 1, 2 + 2, 2 + 1), and the exchange of every strategy alone. 4.5 minutes.
+  # Fills "Strategies on eight GPUs" and "The exchange alone". Copy $out/servers_x8, $out/exchange_x8, packed, to tests/data/h200_x8.
+  local options on_gpus
+  first() { seq -s , 0 $(($1 - 1)); }  # NUMBER: so many GPUs
+  options=("model=$model" "${windows[@]}" "${short[@]}" study="servers_x$N" noise_pairs=0)
+  if [ -z "${SMALL:-}" ]; then
+    on_gpus=strategy=kvstore_dist_sync_device,kvstore_dist_async_device
+    cells 90 one_server "gpus=[$(first $((N - 1)))]" "$on_gpus" "strategy.server_gpus=$((N - 1))" "${options[@]}"
+    cells 90 two_servers "gpus=[$(first $((N - 2)))]" "$on_gpus" strategy.servers=2 \
+      "strategy.server_gpus=$((N - 2))+$((N - 1))" "${options[@]}"
+    cells 60 few_workers "gpus=[$halves]" strategy=kvstore_dist_async_device "strategy.server_gpus=$((N - 1))" "${options[@]}"
+  fi
+  cells 240 "exchange_x$N" "gpus=[$all]" benchmark=exchange "model=$model" \
+    strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_dist_async,kvstore_dist_sync_device,kvstore_dist_async_device
+  finish "servers_x$N" "exchange_x$N"
+}
+
+study_x8_collectives() {
+  # Four collectives from 256 B to 4 GiB on 2, 4 and 8 GPUs (N=4: from 64 B, which eight cannot share in an all-gather), and nccl-tests
+  # beside them if NCCL_TESTS is the folder of its programs, built against the NCCL that torch has. 3 minutes, 6 with nccl-tests.
+  # Fills "Links". Copy $out/collectives_x8, packed, to tests/data/h200_x8/links, and nccl_tests_*.txt to tests/data.
+  local least=$((N > 4 ? 256 : 64)) size program
+  cells 330 "collectives_x$N" "gpus=$scale" benchmark=collectives \
+    benchmark.collective=all_reduce,all_gather,reduce_scatter,all_to_all "benchmark.min_bytes=$least" "benchmark.max_bytes=$bytes" \
+    benchmark.factor=4 sample_gpus=false
+  if [ "${NCCL_TESTS:-}" ]; then
+    for ((size = 2; size <= N; size *= 2)); do
+      for program in all_reduce all_gather reduce_scatter alltoall; do
+        step 40 "nccl_tests_${program}_$size" "$NCCL_TESTS/${program}_perf" -b "$least" -e "$bytes" -f 4 -t "$size" -g 1 -n 20 -w 5
+      done
+    done
+  fi
+  finish "collectives_x$N"
+}
+
+study_x8_copies() {
+  # Copies between all pairs of GPUs, alone and at once, and the links to the host from one GPU to all. 3 minutes. P2P_TEST may name
+  # p2pBandwidthLatencyTest of the CUDA samples, which then runs in the same call.
+  # Fills "Links". Copy $out/p2p_x8, $out/host_link_x8, packed, to tests/data/h200_x8/links.
+  local less=(benchmark.repeats=5)
+  if [ "${SMALL:-}" ]; then less=(benchmark.repeats=1 benchmark.bytes=1000000); fi
+  cells 300 "p2p_x$N" "gpus=[$all]" benchmark=p2p benchmark.concurrent=true "${less[@]}"
+  if [ "${P2P_TEST:-}" ]; then step 60 p2p_tool "$P2P_TEST"; fi
+  cells 150 "host_link_x$N" "gpus=[0],$scale" benchmark=host_link
+  finish "p2p_x$N" "host_link_x$N"
+}
+
+study_x8_forecasts() {
+  # Forecasts of four and eight GPUs (N=4: three and four), written down before they run, from cells on one and two. 6.5 minutes.
+  # Fills "Forecasts", by size. Copy $out/forecasts_x8, packed, to tests/data/h200_x8/forecasts.
+  local brief sizes="[$halves],[$all]" both=strategy=nccl_allreduce,kvstore_device
+  brief=(predict=auto noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
+    benchmark.exposed_rounds=1 "${short[@]}" study="forecasts_x$N")
+  if [ "$N" = 4 ]; then sizes="[0,1,2],[$all]"; fi
+  cells 150 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device \
+    "batch_size=$(small 256,128 16,8)" "${brief[@]}"
+  cells 110 alone "gpus=${each#*,}" "model=$model" "batch_size=$(small 256 16)" "${brief[@]}"
+  cells 60 transport gpus=0,1 "model=$model" nccl.p2p_level=LOC "batch_size=$(small 256 16)" "${brief[@]}"
+  if [ -z "${SMALL:-}" ]; then
+    cells 170 sizes "gpus=$sizes" "model=$model" "$both" batch_size=256,192,128 "${brief[@]}"
+    cells 80 far_sizes "gpus=$sizes" "model=$model" nccl.p2p_level=LOC batch_size=256 "${brief[@]}"
+  fi
+  analysis predict_size predict "$out/forecasts_x$N" --holdout size
+  finish "forecasts_x$N"
+}
+
+# ---- What the studies are made of ----
+
+small() {  # LARGE SMALL: the value for GPUs, or the one for SMALL=1
+  if [ "${SMALL:-}" ]; then echo "$2"; else echo "$1"; fi
+}
+
+step() {  # SECONDS NAME COMMAND...: run a command for so many seconds at most. Its output is in $out/NAME.txt, its end is shown
+  local seconds=$1 output=$out/$2.txt title=$2 status began=$SECONDS
+  shift 2
+  if [ "${SHOW:-}" ]; then
+    echo "${*@Q}"
+    return
+  fi
+  [ "$seconds" -le $((BUDGET - SECONDS)) ] || seconds=$((BUDGET - SECONDS))
+  if [ "$seconds" -lt 10 ]; then
+    echo "=== $(date -u '+%F %T') $title: left out, $SECONDS of $BUDGET s are gone"
+    return
+  fi
+  echo "=== $(date -u '+%F %T') $title: $* (at most $seconds s)"
+  mkdir -p "$out"
+  timeout -s INT -k 20 "$seconds" "$@" > "$output" 2>&1
+  status=$?
+  tail -n "${LINES_SHOWN:-25}" "$output" | cut -c 1-220
+  echo "--- $title: status $status after $((SECONDS - began)) s"
+}
+
+sweep() {  # SECONDS NAME OPTION...: a sweep into $out/NAME, or into the study that an option names, with its report and MLflow run
+  local seconds=$1 title=$2
+  shift 2
+  case " $* " in *" study="*) ;; *) set -- "$@" "study=$title" ;; esac
+  step "$seconds" "$title" "${from[@]}" "$PYTHON" launch.py -m "$@" "${on_cpu[@]}" "output_dir=$out"
+}
+
+with_old() {  # COMMAND...: the same with the checkout of an older commit, which OLD names
+  from=(env -C "$OLD" "PYTHONPATH=$OLD$search_path")
+  "$@"
+  from=()
+}
+
+cells() {  # SECONDS STUDY OPTION...: a sweep without report and MLflow, for figures of cells
+  sweep "$@" tracking=none report=false
+}
+
+analysis() {  # NAME COMMAND...: what a reader says of the results
+  local title=$1
+  shift
+  step 60 "$title" "$PYTHON" -m analysis "$@"
+}
+
+finish() {  # STUDY...: check the samples of studies, and pack all that was measured into $out/NAME.tar.gz
+  local study
+  if [ "${SHOW:-}" ]; then return; fi
+  BUDGET=$((BUDGET + 25))
+  for study in "$@"; do
+    if [ -d "$out/$study" ]; then analysis "verify_$study" verify "$out/$study" --pack; fi
+  done
+  # Made beside the folder, which tar would otherwise see change. Traces are large: they have an archive of their own.
+  local without=(--exclude=.compiled --exclude='mlflow.db*' --exclude=mlartifacts --exclude='*.tar.gz')
+  tar -czf "$out.$name.tar.gz" -C "$out" "${without[@]}" --exclude=profile .
+  mv "$out.$name.tar.gz" "$out/$name.tar.gz"
+  if (cd "$out" && find . -name mlartifacts -prune -o -type d -name profile -print0 > "$out/profiles" && [ -s profiles ]); then
+    tar -czf "$out/$name.traces.tar.gz" -C "$out" --null -T "$out/profiles"
+  fi
+  rm "$out/profiles"
+  echo "=== $(date -u '+%F %T') $name: $SECONDS s in all, $(du -h "$out/$name.tar.gz" | cut -f 1) in $out/$name.tar.gz"
+}
+
+compile_before() {  # FOLDER MODEL BATCH...: compile a model for several batch sizes side by side on GPU 0, for cells that follow
+  # On one H200 with 16 cores (2026-11-23) five batch sizes took 89 s for ResNet-50 and 152 s for Inception-v3, where a cell alone takes
+  # 45 and over 90. What torch chose by timing kernels is deleted: it was measured beside other programs, and the cells choose again.
+  local folder batch logs=$1 network=$2
+  shift 2
+  folder=$(mktemp -d)
+  for batch in "$@"; do
+    (
+      "$PYTHON" launch.py gpus=0 "model=$network" "optimize=${OPTIMIZE:-compile}" "batch_size=$batch" "output_dir=$folder/$batch" \
+        tracking=none report=false noise_pairs=0 benchmark.max_seconds=0.3 benchmark.min_iterations=3 \
+        benchmark.warmup_iterations=1 benchmark.warmup_min_seconds=0 benchmark.exposed_rounds=1 benchmark.calibrate=none \
+        "${on_cpu[@]}" > "$logs/before-$network-$batch.txt" 2>&1
+      echo "$network, batch $batch: status $? after $SECONDS s"
+    ) &
+  done
+  wait
+  find "$TORCHINDUCTOR_CACHE_DIR" -name '*.best_config' -delete
+  rm -rf "$folder"
+}
+
+# ---- The call ----
+
+script=$(realpath "${BASH_SOURCE[0]}")
+cd "$(dirname "$script")/../.." || exit 1
+BUDGET=${BUDGET:-565}
+PYTHON=${PYTHON:-python}
+search_path=${PYTHONPATH:+:$PYTHONPATH}
+from=()  # the words before a command: none, or those of `with_old`
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD$search_path"
+if [ "${SMALL:-}" ]; then
+  model=fmnist_cnn graph=eager compile=eager weights=fp32 bytes=64K
+  on_cpu=(device=cpu)
+  windows=(benchmark.max_seconds=0.3 benchmark.exposed_rounds=1)
+  short=(benchmark.min_iterations=3 benchmark.max_iterations=30 benchmark.warmup_iterations=1 benchmark.warmup_min_seconds=0
+    benchmark.exchange_iterations=2 benchmark.limit_iterations=0)
+else
+  model=${MODEL:-resnet50} graph=graph compile=compile weights=bf16_weights bytes=4G
+  on_cpu=()
+  windows=(benchmark.max_seconds=2 benchmark.exposed_rounds=2)
+  short=()
+fi
+if [ "${1:-}" = compile_before ]; then
+  "$@"
+  exit
+fi
+if [ "$(type -t "study_${1:-}")" != function ]; then
+  echo "usage: .ci/gpu/study.sh NAME [FOLDER]; NAME is one of:" >&2
+  compgen -A function study_ | sed 's/^study_//'
+  exit 2
+fi
+name=$1
+out=$(realpath -m "${2:-outputs/gpu}")
+N=${N:-$(small 8 2)}
+all=$(seq -s , 0 $((N - 1)))
+halves=$(seq -s , 0 $((N / 2 - 1)))
+each=$(seq 0 $((N - 1)) | sed 's/.*/[&]/' | paste -sd ,)
+scale='[0,1]'  # 2, 4, … all: one GPU alone is in $each
+for ((size = 4; size <= N; size *= 2)); do scale+=",[$(seq -s , 0 $((size - 1)))]"; done
+if [ -z "${SHOW:-}" ]; then
+  mkdir -p "$out"
+  commit=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
+  echo "=== $(date -u '+%F %T') $name, commit $commit, load $(cut -d ' ' -f 1-3 /proc/loadavg)"
+  nvidia-smi --query-gpu=index,name,driver_version,memory.used,utilization.gpu,clocks.sm --format=csv,noheader 2> /dev/null ||
+    echo "no NVIDIA driver answers"
+fi
+"study_$name"
