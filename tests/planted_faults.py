@@ -46,10 +46,10 @@ def die(folder):
     edit_lines(folder, 1, lambda line: [], kind="done")
 
 
-def logged(announced, transport="P2P/CUMEM", ranks=None, asked=(0, 1)):
+def logged(announced, transport="P2P/CUMEM", channels=24, ranks=None, asked=(0, 1)):
     def plant(folder):
         cell = type("Asked", (), {"gpus": asked})
-        log_nccl(folder, cell, ANNOUNCED | announced, transport, ranks=ranks)
+        log_nccl(folder, cell, ANNOUNCED | announced, transport, channels, ranks)
 
     return plant
 
@@ -248,6 +248,12 @@ def stepped(share):
     return windows(lambda ms, number: ms * (1 + share * (number >= 36)))
 
 
+def halved_links(folder):
+    """Every transfer between the GPUs takes twice as long."""
+    for purpose in ("exchange", "ring", "ring gather", "ring all-reduce"):
+        windows(lambda ms, number: 2 * ms, purpose)(folder)
+
+
 LOST = fact(gradient_worst={"array": "fc.bias", "tolerance": 1e-7, "error": 1.0})
 INHERITED = logged({"NCCL_P2P_LEVEL": "LOC"}, "SHM/direct/direct")
 INVALID = {
@@ -313,6 +319,12 @@ STEPS = (0.05, 0.1, 0.2, 0.3, 1.0)
 WARM_UPS = ((0.02, 10), (0.05, 30), (0.2, 10), (0.2, 30), (0.5, 30), (2.0, 8))
 SUSPECT = {
     "setting_not_asked": {"P2P_LEVEL=LOC inherited from the shell": INHERITED},
+    "transport_below_wires": {
+        "SHM where NV18 is, nothing asked": logged({}, "SHM/direct/direct"),
+        "a network where NV18 is, nothing asked": logged({}, "NET/Socket/0"),
+        "half of the channels over NV18": logged({}, channels=12),
+        "links at half of their speed": halved_links,
+    },
     "clocks_differ": {
         "SM clock 1980 to 1200 without a reason": during("timed", sm_mhz=1200),
         "power cap on one rank only": sampled(capped),

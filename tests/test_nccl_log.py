@@ -407,6 +407,10 @@ WARNING = (
     "NCCL WARN Call to recv failed\n"
 )
 NO_MULTICAST = "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)"
+NO_PEERS = (
+    "P2P is disabled between connected GPUs 1 and 0. You can repress this message with "
+    "NCCL_IGNORE_DISABLED_P2P=1."
+)
 BUFFERS = "NCCL_BUFFSIZE set by environment to"
 NULS = ("NCCL_ALGO set by environment to Ri\0\0", "NCCL_PROTO set by environment to LL")
 NINES = "9" * 5000
@@ -430,6 +434,7 @@ NUMBERS = (
         (HEAD + WARNING, {"warnings": ("Call to recv failed",), "errors": ()}, ""),
         (HEAD + info("transport/net.cc:77 -> 6"), {"errors": ("transport/net.cc:77 -> 6",)}, ""),
         (HEAD + info(NO_MULTICAST), {"multicast": False}, ""),
+        (HEAD + info(NO_PEERS, NO_PEERS), {"no_peer_access": (NO_PEERS.split(". ")[0],)}, ""),
         (HEAD + info(f"{BUFFERS} 1.", pid=1) + info(f"{BUFFERS} 2.", pid=2),
          {"settings": {}, "conflicts": {"NCCL_BUFFSIZE": ("1", "2")}}, ""),
         (HEAD + info(*NULS), {"settings": {"NCCL_PROTO": "LL"}, "lost": 1}, "NUL"),
@@ -438,7 +443,7 @@ NUMBERS = (
         (HEAD + info(f"{BUFFERS} 4194304.")[:-5], {"truncated": True, "settings": {}}, ""),
     ],
     ids=["mixed", "newer", "newer word", "unknown word", "warning", "error", "multicast",
-         "conflict", "NUL", "cut writer", "numbers", "unfinished"],
+         "no peer access", "conflict", "NUL", "cut writer", "numbers", "unfinished"],
 )  # fmt: skip
 def test_single_lines(text, expected, note):
     log = parse_nccl_log(text)

@@ -214,6 +214,16 @@ def entry(value):
     return put("tables", p2p={"matrices": {"latency_gpu_enabled": [[1.0, value], [2.0, 3.0]]}})
 
 
+def nccl_used(channels, *transports, **others):
+    """What NCCL's log says of the connection of both ranks."""
+    log = {"transports": {"0->1": list(transports)}, "channels": {"collective": channels}}
+    return put("effective", nccl=log | {"settings": {}} | others)
+
+
+def links(link_class):
+    return lambda record: record.environment.update(links={"0-1": link_class})
+
+
 BUSBW, ALGBW, MOVED = "comm/busbw_gb_per_s", "comm/algbw_gb_per_s", "comm/bytes_moved"
 RATE = PAIR.metrics[IMAGES_PER_SECOND]
 GIB = 1e9 / 2**30
@@ -301,6 +311,11 @@ PLANTED = {
         put("checks", cpu_samples={"cores": 32, "others_share": {"timed": 0.11, "exposed": 0.0}})
     ],
     "setting_not_asked": [put("effective", nccl={"settings": {"NCCL_P2P_LEVEL": "LOC"}})],
+    "transport_below_wires": [
+        nccl_used(24, "SHM/direct/direct"),
+        nccl_used(24, "P2P/CUMEM", "NET/Socket/0"),
+        nccl_used(12, "P2P/CUMEM"),
+    ],
     "clocks_differ": [samples(phases={"timed": PHASE})],
     "noisy": [put("checks", half_width=0.06)],
     "cpu_bound": [metrics(gpu__idle_share=0.3)],
@@ -328,6 +343,11 @@ SEVERITY = {
 }
 # What is just below a limit.
 CLEAN = [
+    nccl_used(13, "P2P/CUMEM"),
+    together(cell(nccl={"NCCL_P2P_LEVEL": "LOC"}), nccl_used(4, "SHM/direct/direct")),
+    together(cell(nccl={"NCCL_MAX_NCHANNELS": "12"}), nccl_used(12, "P2P/CUMEM")),
+    together(links("SYS"), nccl_used(2, "SHM/direct/direct")),
+    together(links("NV4"), nccl_used(8, "P2P/IPC")),
     met(lambda rows: None),
     met(lambda rows: rows.reverse()),
     loader(cost_share=0.019, low=4.0),  # a loader that keeps up
@@ -423,6 +443,16 @@ def test_a_planted_fault_has_its_code_and_no_other(code):
 def test_what_is_just_below_a_limit_is_no_fault(number):
     found = judge(changed(CLEAN[number], dataclasses.replace(PAIR, effective={})), LIMITS)
     assert (found.verdict, found.codes) == ("valid", {})
+
+
+def test_gpus_without_peer_access_by_the_log_are_a_finding():
+    """NCCL 2.20 and later name the pair; a driver that offers no P2P over PCIe is no fault."""
+    says = "P2P is disabled between connected GPUs 1 and 0"
+    planted = nccl_used(2, "SHM/direct/direct", no_peer_access=[says])
+    found = judge(changed(together(links("PIX"), planted)), LIMITS)
+    assert found.verdict == "valid"
+    sentence = found.codes["transport_below_wires"]
+    assert "SHM/direct/direct on 0->1, which PIX joins" in sentence and says in sentence
 
 
 INSTEAD = f"rank 1 ran on GPU-other instead of {PAIR.environment['planned_uuids'][1]}"

@@ -111,7 +111,10 @@ class Tuning(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A line that states a value; kinds: version, cuda, network, multicast, env, warning, error."""
+    """A line that states a value.
+
+    Kinds: version, cuda, network, multicast, env, no_peer_access, warning, error.
+    """
 
     process: LogProcess
     kind: str
@@ -163,6 +166,10 @@ _NETWORK = re.compile(r"NET/(\w+) : Using((?: \[\d+\](?:=\{[^}]*\}|\S+))+).*")
 _DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)\}|([^:\s]+):\S+)")
 _JOINED = re.compile(r"NET/(\w+) : Made virtual device \[(\d+)\] name=(\S+) .*")
 _NODES = re.compile(r"comm \S+ rank \d+ nRanks (\d+) nNodes (\d+) .*")
+_NO_PEER_ACCESS = re.compile(
+    r"P2P is disabled between|Could not enable P2P between|peer query failed between"
+    r"|Legacy IPC not supported"
+)
 _ERROR = re.compile(r"\S+\.(?:cc|cu|h):\d+ (?:\(\w+\) )?-> \d+\b.*")
 
 
@@ -286,6 +293,8 @@ def _statement(body: str, process: LogProcess) -> Events:
         events.append(Statement(process, "network", body.removeprefix("Using network ").strip()))
     elif body.startswith("Comm config "):  # a line of the ENV subsystem: it was logged
         events.append(Statement(process, "env", body.strip()))
+    elif _NO_PEER_ACCESS.match(body):
+        events.append(Statement(process, "no_peer_access", body.partition(". ")[0].strip()))
     elif _ERROR.fullmatch(body):
         events.append(Statement(process, "error", body.strip()))
     return events

@@ -120,6 +120,8 @@ def _used(log: NcclLog, links: Mapping[str, str], record: Record) -> dict[str, A
         "multicast": log.multicast,
         "warnings": log.warnings[:MOST_WARNINGS],
     }
+    if log.no_peer_access:
+        used["nccl"]["no_peer_access"] = log.no_peer_access[:MOST_WARNINGS]
     if record.cell.every_host:
         nics: dict[str, set[str]] = {}  # the network devices that NCCL used on each host
         for rank, names in log.nics.items():
