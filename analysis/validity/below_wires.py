@@ -66,12 +66,13 @@ def _wire_uses(record: Record) -> Iterator[WireUse]:
         source, target = map(int, pair.split("->"))
         if max(source, target) >= len(places):
             continue
-        host, gpus = places[source].host, [places[source].gpu, places[target].gpu]
-        if places[target].host != host or None in gpus:
+        host, first, second = places[source].host, places[source].gpu, places[target].gpu
+        if places[target].host != host or first is None or second is None:
             continue
-        links = facts.get(host, {}).get("links", {})
+        gpus = f"{min(first, second)}-{max(first, second)}"
+        link_class = facts.get(host, {}).get("links", {}).get(gpus, "")
         for transport in transports:
-            yield WireUse(pair, links.get(f"{min(gpus)}-{max(gpus)}", ""), transport)
+            yield WireUse(pair, link_class, transport)
 
 
 def _slow_ring(record: Record, link_class: str) -> Judgement:
