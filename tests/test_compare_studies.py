@@ -4,9 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-import coverage_across
 import pytest
 from build import record, study
+from coverage import across_studies
 from slower import slower_study
 
 from analysis.__main__ import main
@@ -170,8 +170,7 @@ def test_wrong_input_is_one_line_and_status_2(first, second, more, said, tmp_pat
 
 
 def test_equal_studies_seldom_differ_and_a_planted_percent_is_seen():
-    """The table of `python -m tests.coverage across`, with fewer studies."""
-    told, _, held = coverage_across.outcome(3, studies=30)
+    told, _, held = across_studies(3, studies=30)
     assert told <= 5 / 30 and held > 0.9
-    _, slower, _ = coverage_across.outcome(3, studies=5, factor=0.99)
+    _, slower, _ = across_studies(3, studies=5, factor=0.99)
     assert slower > 0.8
