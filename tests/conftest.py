@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import faults_seen
 import hypothesis
@@ -24,7 +25,9 @@ from hydra.core.global_hydra import GlobalHydra
 from rank_cases import GROUPS
 
 from conf import groups, schema
+from conf.cell import Cell
 from conf.options import Refused
+from launch.plan import refusals
 from launch.profile.nsys import find
 
 ROOT = Path(__file__).parent.parent
@@ -217,7 +220,23 @@ def hydra():
 
 
 @pytest.fixture
-def launch(monkeypatch, tmp_path):
+def memory_needed(monkeypatch):
+    """Have this process say what memory cells need, not a child, which would import torch anew."""
+
+    def run(command, input, **_):
+        from trainers.needed_memory import shared_bytes
+
+        try:
+            needed = [shared_bytes(Cell.from_dict(cell)) for cell in json.loads(input)]
+        except Exception:
+            return SimpleNamespace(returncode=1)
+        return SimpleNamespace(returncode=0, stdout=json.dumps(needed))
+
+    monkeypatch.setattr(refusals, "subprocess", SimpleNamespace(run=run))
+
+
+@pytest.fixture
+def launch(monkeypatch, tmp_path, memory_needed):
     """Run launch.py in this process, in an empty folder: (exit status, stdout, stderr)."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)

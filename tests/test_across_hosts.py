@@ -90,7 +90,7 @@ def test_a_host_needs_the_shared_memory_of_its_own_ranks(staging):
     assert shared_bytes(several) == shared_bytes(cell) > 0
 
 
-def test_the_host_with_the_most_shared_memory_counts():
+def test_the_host_with_the_most_shared_memory_counts(memory_needed):
     cell = make_cell((0, 1), strategy=strategy_of({"name": "kvstore_dist_sync", "servers": 1}))
     first, second = (changed_cell(cell, hosts=["a", "b"], server_hosts=[host]) for host in "ab")
     assert shared_bytes(first) == shared_bytes(second) > 4 * 1_199_882 * 2

@@ -4,11 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from own_user import QUIET, SHORT, records_of, user
+from own_user import QUIET, SHORT, import_own_code_here, records_of, user
 
 from analysis.__main__ import main as analysis
 from benchmarks.record import SCHEMA_VERSION
@@ -19,131 +20,7 @@ from conf.targets import locate, locate_without_torch, sha256_of_foreign_code, s
 from trainers import models
 
 ROOT = Path(__file__).parent.parent
-STRATEGY = '''"""Gradients are summed one after the other, after backward."""
-
-import contextlib
-
-import torch.distributed as dist
-
-from trainers.strategy import Strategy
-
-
-class OneByOne(Strategy):
-    def __init__(self, scale, rounds):
-        self.scale, self.rounds, self.silent = scale, rounds, False
-
-    def prepare(self, model, optimizer):
-        self.model = model
-        for tensor in model.state_dict().values():
-            dist.broadcast(tensor, 0)
-        return model
-
-    @contextlib.contextmanager
-    def without_exchange(self):
-        self.silent = True
-        yield
-        self.silent = False
-
-    def exchange(self):
-        if self.silent:
-            return
-        for parameter in self.model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad.mul_(self.scale / dist.get_world_size())
-
-    def bytes_moved(self, gradient_bytes, world_size):
-        return 2 * (world_size - 1) / world_size * gradient_bytes
-'''
-STRATEGY_YAML = """# Sums one gradient after the other.
-name: one_by_one
-_target_: my_package.strategies.OneByOne
-scale: 1.0    # of the mean
-rounds: auto
-auto:
-  rounds: {cuda: 4, cpu: 2}
-accepts:
-  scale: {least: 0.5, most: 2}
-  rounds: {least: 1, most: 9, whole: true}
-"""
-BENCHMARK = '''"""How long a barrier takes."""
-
-import time
-
-from benchmarks.rank.ranks import Result
-
-
-def run(cell, ranks, reporter):
-    reporter.phase("timed")
-    seconds = []
-    for _ in range(cell.benchmark["rounds"]):
-        ranks.barrier()
-        opened = time.perf_counter()
-        ranks.barrier()
-        seconds.append(time.perf_counter() - opened)
-    return Result(metrics={"barrier/us": 1e6 * min(seconds), "barrier/rounds": len(seconds)})
-'''
-REQUEST = '''"""What the benchmark refuses."""
-
-from conf import groups
-from conf.options import Refused
-
-
-def refuse(cell, room):
-    if cell.world_size > 2:
-        raise Refused(f"gpus={cell.gpus}: a barrier of three is too much for me")
-'''
-SECTION = '''"""What the report says of barriers."""
-
-from analysis.report.section import Section
-from analysis.report.table import Column, Table
-
-
-def section(study, findings):
-    times = [one.metrics["barrier/us"] for one in study.usable if "barrier/us" in one.metrics]
-    columns = (Column("us", "shortest, µs", "number"),)
-    table = Table("barriers", "How long a barrier takes.", columns, tuple(zip(times)))
-    finding = f"The shortest barrier took {min(times):.9f} µs."
-    return Section("barrier", "Barriers", tables=(table,), finding=(finding,))
-'''
-BENCHMARK_YAML = """# How long a barrier takes.
-name: barrier
-_target_: my_package.barrier.measure.run
-trains: false
-rounds: auto
-auto:
-  rounds: {cuda: 100, cpu: 7}
-code: {refuse: my_package.barrier.request.refuse, section: my_package.barrier.section.section}
-accepts:
-  rounds: {least: 1, most: 1000, whole: true}
-"""
-MODEL = '''"""Small networks."""
-
-from torch import nn
-
-
-def build(classes, channels, width=4):
-    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    first = nn.Conv2d(channels, width, 3), nn.ReLU()
-    return nn.Sequential(*first, *pooled, nn.Linear(width, classes))
-
-
-def nothing(classes, channels, width):
-    return "no module"
-'''
-FILES = {
-    "src/my_package/__init__.py": "",
-    "src/my_package/strategies.py": STRATEGY,
-    "src/my_package/barrier/__init__.py": "",
-    "src/my_package/barrier/measure.py": BENCHMARK,
-    "src/my_package/barrier/request.py": REQUEST,
-    "src/my_package/barrier/section.py": SECTION,
-    "src/my_package/models.py": MODEL,
-    "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, room): ...\n",
-    "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
-    "conf/benchmark/barrier.yaml": BENCHMARK_YAML,
-}
-HALF = STRATEGY_YAML.replace("one_by_one\n", "half\n").replace("scale: 1.0 ", "scale: 0.5 ")
-FILES["conf/strategy/half.yaml"] = HALF
+FILES = ROOT / "tests" / "data" / "own_code"  # src/my_package, and conf with its YAML
 CONF = "--config-dir=conf"
 BARRIER = (CONF, "gpus=0,1", "benchmark=barrier", "tracking=none", "validity.foreign_cpu_limit=1")
 
@@ -156,9 +33,7 @@ def forget_package():
 
 def with_files(folder):
     """A user with code of his own."""
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    shutil.copytree(FILES, folder, dirs_exist_ok=True)
     return user(folder)
 
 
@@ -176,8 +51,9 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def refused(own, launch):
+def refused(own, launch, monkeypatch):
     """Plan a request that is refused in one line; return the line."""
+    import_own_code_here(monkeypatch)
 
     def refusal(*arguments):
         code, out, err = launch(*arguments, "device=cpu", "dry_run=true")
@@ -303,17 +179,15 @@ def test_a_builder_that_returns_no_module_says_so(own):
         models.build(network)
 
 
-def test_a_changed_file_is_another_cell(copied):
-    def names():
-        done = copied(*BARRIER, "report=false")
-        assert done.returncode == 0, done.stdout + done.stderr
-        return {path.parent.name for path in copied.folder.glob("outputs/default/*/record.json")}
-
-    first = names()
-    assert len(first) == 1, "done before"
-    path = copied.folder / "src" / "my_package" / "barrier" / "measure.py"
+def test_a_changed_file_is_another_cell(timed_barrier, copied):
+    cell, path = (
+        timed_barrier[1].cell,
+        copied.folder / "src" / "my_package" / "barrier" / "measure.py",
+    )
     path.write_text(path.read_text().replace("1e6 * min", "1e6 * max"))
-    assert len(names() - first) == 1
+    changed = cell.declared["benchmark"] | {"sha256": hash_of(copied, "barrier/measure.py")}
+    assert changed != cell.declared["benchmark"]
+    assert replace(cell, declared=cell.declared | {"benchmark": changed}).key != cell.key
 
 
 OWN_MODEL = "model.library=python model.builder="
@@ -382,14 +256,13 @@ def test_code_is_found_without_running_it(own):
         locate_without_torch("absent.name")
 
 
-def test_torch_in_the_launching_process_is_refused_before_a_start(own):
-    """All code of a YAML is imported by one function (locate_without_torch)."""
-    ours = "refuse: my_package.barrier.request.refuse"
-    text = BENCHMARK_YAML.replace(ours, "derive: my_package.with_torch.refuse")
-    (own.folder / "conf" / "benchmark" / "barrier.yaml").write_text(text)
-    done = own(CONF, "gpus=0,1", "benchmark=barrier", "dry_run=true")
+def test_torch_in_the_launching_process_is_refused(own, monkeypatch):
+    """All code of a YAML is imported by one function."""
+    (own.folder / "src" / "torch.py").write_text("")
+    monkeypatch.delitem(sys.modules, "torch")
     said = "my_package.with_torch.refuse: imports torch; the launching process calls it"
-    assert done.returncode == 2 and said in done.stderr
+    with pytest.raises(Refused, match=said):
+        locate_without_torch("my_package.with_torch.refuse")
 
 
 def test_version_says_what_ringside_runs_on():
