@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.trace.time_sets import NOTHING, covers, intersect, subtract, total, union
+from analysis.trace.events import NOTHING, covers, intersect, subtract, total, union
 
 BUDGET = settings(derandomize=True, max_examples=150, deadline=None)
 HORIZON = 40

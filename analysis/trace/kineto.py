@@ -16,9 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.input_files import UnreadableInput, gc_paused
-from analysis.trace.events import Events, Names, RankTrace, Trace, make_events, number_of, spans
-from analysis.trace.kernel_names import gloo_collective, split_nccl
-from analysis.trace.time_sets import Times, covers, union
+from analysis.trace.events import (
+    Events,
+    Names,
+    RankTrace,
+    Times,
+    Trace,
+    covers,
+    make_events,
+    number_of,
+    spans,
+    split_nccl,
+    union,
+)
 
 _CATEGORIES = {
     "kernel": "kernel",
@@ -35,6 +45,7 @@ _NOT_WORK = (
     *("c10d::", "_c10d_functional", "autograd::", "torch::autograd::", "torch.distributed"),
     *("Torch-Compiled", "CompiledF", "## ", "DistributedDataParallel"),
 )
+_GLOO = "gloo:"
 _COPY = re.compile(r"memcpy (\w+)", re.IGNORECASE)  # "HtoD" of `Memcpy HtoD (Pinned -> Device)`
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 _LATEST = 2**61 / 1000  # µs; base, start and length together fit into 64 bits of ns
@@ -59,10 +70,11 @@ def read_kineto(file: str, text: str, names: Names) -> Trace:
             notes.append(f"{file}: {lost} events without a usable time left out")
         calls, labels = [], []
         for event in events["range"]:
-            label = gloo_collective(event["name"])
-            if label:
+            call = event["name"]
+            if call.startswith(_GLOO):  # gloo:all_reduce is AllReduce
                 calls.append(event)
-                labels.append(label)
+                label = call.removeprefix(_GLOO).replace("_", " ").title()
+                labels.append(label.replace(" ", ""))
         gloo = _host_events(calls, base_ns, names)
         gloo["name"] = [number_of(label, names) for label in labels]
         ranges = _host_events(events["range"], base_ns, names)

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace.events import RankTrace, Trace
-from analysis.trace.time_sets import Times
+from analysis.trace.events import RankTrace, Times, Trace
 
 # Clocks of GPUs of one host, as CUPTI converts them, agree to some µs: a gap below this is no
 # contradiction.

@@ -6,6 +6,7 @@ order is that of the CUDA devices, then that of the process ids (the order in wh
 them).
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.input_files import UnreadableInput
-from analysis.trace.events import Events, Names, RankTrace, Trace, make_events, number_of
-from analysis.trace.kernel_names import is_step, rank_mark, split_nccl
+from analysis.trace.events import (
+    Events,
+    Names,
+    RankTrace,
+    Times,
+    Trace,
+    make_events,
+    number_of,
+    split_nccl,
+)
 from analysis.trace.nsys_tables import (
     GRAPHS,
     KERNEL,
@@ -27,8 +36,9 @@ from analysis.trace.nsys_tables import (
     Export,
     open_export,
 )
-from analysis.trace.time_sets import Times
+from analysis.trace.steps import is_step
 
+_RANK = re.compile(r"rank[ _:=]?(\d{1,6})", re.IGNORECASE)
 _MARKS = (34, 65)  # eventType
 _RANGES = (59, 60, 70, 71)  # eventType: push/pop, start/end
 _LAUNCHERS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch", "cudaMem", "cuMem")
@@ -246,9 +256,9 @@ def _order(
     """Return (rank, process, CUDA device) in rank order, and whether marks number the ranks."""
     marks = {}
     for span in ranges:
-        mark = rank_mark(span.name)
+        mark = _RANK.fullmatch(span.name)
         if mark is not None:
-            marks[span.pid] = mark
+            marks[span.pid] = int(mark[1])
     marked = []
     for pid, device in units:
         if pid in marks:

@@ -1,12 +1,18 @@
 """Steps: which host ranges are steps, which GPU work belongs to each, and which one to draw."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 
-from analysis.trace.events import Events, RankTrace, Trace, spans
-from analysis.trace.kernel_names import is_step
-from analysis.trace.time_sets import Times, union
+from analysis.trace.events import Events, RankTrace, Times, Trace, spans, union
+
+_STEP = re.compile(r"step(?:[ _:#/-]?\d+)?", re.IGNORECASE)
+
+
+def is_step(name: str) -> bool:
+    """Tell whether a range is one training step: `step`, `step 7`, `step#7`."""
+    return _STEP.fullmatch(name) is not None
 
 
 def step_ranges(rank: RankTrace, trace: Trace) -> Events:

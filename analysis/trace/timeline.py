@@ -11,10 +11,18 @@ from html import escape
 
 import numpy as np
 
-from analysis.trace.events import RankTrace, Trace, spans
+from analysis.trace.events import (
+    NOTHING,
+    RankTrace,
+    Spans,
+    Trace,
+    intersect,
+    spans,
+    total,
+    union,
+)
 from analysis.trace.matching import match, waits_of
 from analysis.trace.steps import choose_window
-from analysis.trace.time_sets import NOTHING, Spans, intersect, total, union
 from benchmarks.record.safe_text import visible
 
 # Text of 11 px has 8 points where the drawing is as wide as a page of a paper, 7 in.

@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace.events import RankTrace, Trace, spans
+from analysis.trace.events import RankTrace, Trace, intersect, spans, subtract, total, union
 from analysis.trace.matching import Meeting, match, stragglers, waits_of
 from analysis.trace.steps import step_of, step_ranges
-from analysis.trace.time_sets import intersect, subtract, total, union
 
 Row = dict[str, Any]
 
