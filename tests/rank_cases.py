@@ -195,7 +195,6 @@ HOST_LINK = {"host_link": _links(2, {"name": "host_link", "bytes": 1 << 20, "ite
 SMALL_GRID = {"name": "jacobi", "nx": 40, "ny": 23, "niter": 30, "norm_every": 7}
 ASKED = {
     "host": {"exchange": "host"},
-    "gloo": {"exchange": "gloo"},
     "one_row_each": {"ny": 5, "nx": 5},
     "until_tolerance": {"tolerance": 2e-2, "niter": 5000, "solves": 2},
 }

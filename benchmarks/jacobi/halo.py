@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.jacobi.grid import Slab
@@ -34,8 +33,6 @@ def exchange_of(name: str, slab: Slab, ranks: Ranks, handle: bytes) -> Any:
         return Peer(slab, ranks, handle)
     if name == "nccl":
         return NcclRows(slab, ranks)
-    if name == "gloo":
-        return GlooHalo(slab, ranks)
     return HostOnGpu(slab, ranks) if slab.device.type == "cuda" else HostOnCpu(slab, ranks)
 
 
@@ -58,30 +55,6 @@ class OwnNeighbour:
 
     def receive(self, iteration: int) -> None:
         """Do nothing: the copies are made or enqueued in order."""
-
-
-class GlooHalo:
-    """Messages of gloo. A tag tells the two rows apart where both neighbours are one rank."""
-
-    def __init__(self, slab: Slab, ranks: Ranks) -> None:
-        self._slab = slab
-        self._before, self._after = neighbours(ranks)
-        self._works: list[Any] = []
-
-    def send(self, iteration: int) -> None:
-        """Start all four messages."""
-        buffer = self._slab.buffers[iteration % 2]
-        self._works = [
-            dist.irecv(buffer[0], self._before, tag=1),
-            dist.irecv(buffer[-1], self._after, tag=2),
-            dist.isend(buffer[-2], self._after, tag=1),
-            dist.isend(buffer[1], self._before, tag=2),
-        ]
-
-    def receive(self, iteration: int) -> None:
-        """Wait for all four messages."""
-        for work in self._works:
-            work.wait()
 
 
 class SharedRows:

@@ -5,7 +5,7 @@ from benchmarks.request import Room, refuse_too_little_shared
 from conf.cell import Cell
 from conf.options import Refused
 
-EXCHANGES = {"cuda": ("peer", "host", "nccl"), "cpu": ("host", "gloo")}
+EXCHANGES = {"cuda": ("peer", "host", "nccl"), "cpu": ("host",)}
 # A row in memory has a multiple of this many elements: it starts on a cache line and holds whole
 # tiles.
 PITCH = {"cuda": 512, "cpu": 1}
@@ -46,9 +46,10 @@ def refuse(cell: Cell, room: Room) -> None:
             f"accepted is at least {ranks + 2}{hint}"
         )
     if exchange not in EXCHANGES[device]:
-        where = "CPU workers" if device == "cpu" else "GPUs"
-        accepted = " and ".join(EXCHANGES[device])
-        raise Refused(f"benchmark.exchange={exchange}: accepted on {where} are {accepted}")
+        accepted = "GPUs are peer and host and nccl"
+        if device == "cpu":
+            accepted = "CPU workers is host"
+        raise Refused(f"benchmark.exchange={exchange}: accepted on {accepted}")
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // ranks) + 2)
     row_bytes = pitch(nx, device) * ELEMENT_BYTES

@@ -5,6 +5,7 @@ Members are numbered by their place in the subset.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,18 +38,25 @@ class CopyMethod:
         return copy.target if self.read else copy.source
 
 
-def patterns(count: int, size_bytes: int) -> Iterator[tuple[str, int, list[Copy], int]]:
-    """Yield (pattern, index, copies at once, bytes of each).
+class CopiesAtOnce(NamedTuple):
+    """Copies that start together; `index` is that of the round of a matching, else of a member."""
 
-    Each round of a matching both ways, each member to all others, and all others to each; the index
-    is that of the round, else of the one member. Where several copies write to one member, each has
-    its own part of the target's buffer.
+    pattern: str  # matching, one_to_all, all_to_one
+    index: int
+    copies: list[Copy]
+    copy_bytes: int
+
+
+def patterns(count: int, size_bytes: int) -> Iterator[CopiesAtOnce]:
+    """Yield each round of a matching both ways, each member to all others, and all others to each.
+
+    Where several copies write to one member, each has its own part of the target's buffer.
     """
     for index, pairs in enumerate(matchings(count)):
         both_ways: list[Copy] = []
         for a, b in pairs:
             both_ways += [Copy(a, b), Copy(b, a)]
-        yield "matching", index, both_ways, size_bytes
+        yield CopiesAtOnce("matching", index, both_ways, size_bytes)
     if count < 3:
         return  # then one to all is one to one
     part = size_bytes // (count - 1) // GRAIN_BYTES * GRAIN_BYTES
@@ -61,8 +69,8 @@ def patterns(count: int, size_bytes: int) -> Iterator[tuple[str, int, list[Copy]
             if peer != index:
                 outward.append(Copy(index, peer))
                 inward.append(Copy(peer, index, len(inward) * part))
-        yield "one_to_all", index, outward, part
-        yield "all_to_one", index, inward, part
+        yield CopiesAtOnce("one_to_all", index, outward, part)
+        yield CopiesAtOnce("all_to_one", index, inward, part)
 
 
 def matchings(count: int) -> list[list[tuple[int, int]]]:

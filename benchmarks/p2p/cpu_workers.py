@@ -81,9 +81,15 @@ class Workers:
         self._ranks.barrier()
         opened = time.perf_counter()
         if self._rank in (copy.source, copy.target):
-            trip = self._shared_trip if how.enabled else self._message_trip
+            peer = copy.target if self._rank == copy.source else copy.source
             for turn in range(1, how.iterations + 1):
-                trip(copy, how, turn)
+                for sender in (copy.source, copy.target):  # there and back
+                    if how.enabled:
+                        self._pass_shared(sender, peer, how, turn)
+                    elif self._rank == sender:
+                        dist.send(self._first[: how.size_bytes], peer)
+                    else:
+                        dist.recv(self._second[self._rank][: how.size_bytes], peer)
         own_seconds = time.perf_counter() - opened
         self._ranks.barrier()
         self._flags[self._rank][0] = 0
@@ -148,30 +154,18 @@ class Workers:
         for work in works:
             work.wait()
 
-    def _shared_trip(self, copy: Copy, how: CopyMethod, turn: int) -> None:
-        """Make one round trip.
+    def _pass_shared(self, sender: int, peer: int, how: CopyMethod, turn: int) -> None:
+        """Send to the peer, or receive from it.
 
         Write: data, then flag (x86 keeps the order of stores). Read: flag, then the peer fetches.
         """
         size = how.size_bytes
-        peer = copy.target if self._rank == copy.source else copy.source
-        own_flag = self._flags[self._rank]
-        for sender in (copy.source, copy.target):
-            if self._rank == sender:
-                if not how.read:
-                    self._second[peer][:size].copy_(self._first[:size])
-                self._flags[peer][0] = turn
-            else:
-                while own_flag[0] != turn:
-                    os.sched_yield()  # there may be fewer cores than workers
-                if how.read:
-                    self._first[:size].copy_(self._second[peer][:size])
-
-    def _message_trip(self, copy: Copy, how: CopyMethod, turn: int) -> None:
-        size = how.size_bytes
-        peer = copy.target if self._rank == copy.source else copy.source
-        for sender in (copy.source, copy.target):
-            if self._rank == sender:
-                dist.send(self._first[:size], peer)
-            else:
-                dist.recv(self._second[self._rank][:size], peer)
+        if self._rank == sender:
+            if not how.read:
+                self._second[peer][:size].copy_(self._first[:size])
+            self._flags[peer][0] = turn
+            return
+        while self._flags[self._rank][0] != turn:
+            os.sched_yield()  # there may be fewer cores than workers
+        if how.read:
+            self._first[:size].copy_(self._second[peer][:size])

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cuda.bindings import driver, nvrtc, runtime
@@ -37,6 +37,15 @@ extern "C" __global__ void copy(int4* target, const int4* source, unsigned long 
 }
 """
 Memories = tuple[GpuMemory, GpuMemory]
+
+
+class TimedCopies(NamedTuple):
+    """Copies that started together, behind a hold of the first one's stream."""
+
+    each_ms: list[float]
+    all_ms: float  # until all were done
+    enqueue_seconds: float  # the host's, of the first copy's iterations
+    is_held: bool  # all were enqueued before the hold ended
 
 
 class PairStream:
@@ -99,13 +108,14 @@ class Gpus:
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
         """Return (ms of each copy, until all are done) of copies that start together."""
         with self._peers(copies, how.enabled):
-            return self._timed(copies, how)[0]
+            timed = self._timed(copies, how)
+        return timed.each_ms, timed.all_ms
 
     def latency(self, copy: Copy, how: CopyMethod) -> tuple[float | None, float]:
         """Time small copies: between events, and the host's time to enqueue them, ÷ iterations."""
         with self._peers([copy], how.enabled):
-            (_, all_ms), enqueue_seconds = self._timed([copy], how)
-        return all_ms * 1e3 / how.iterations, enqueue_seconds * 1e6 / how.iterations
+            timed = self._timed([copy], how)
+        return timed.all_ms * 1e3 / how.iterations, timed.enqueue_seconds * 1e6 / how.iterations
 
     def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
         """Fill, copy once, and count on the target the elements that did not arrive."""
@@ -138,10 +148,8 @@ class Gpus:
         self._buffers = []
         self._select(self._own)
 
-    def _timed(
-        self, copies: Sequence[Copy], how: CopyMethod
-    ) -> tuple[tuple[list[float], float], float]:
-        """Return the times, and the host's seconds to enqueue the first copy's iterations.
+    def _timed(self, copies: Sequence[Copy], how: CopyMethod) -> TimedCopies:
+        """Time copies that start together.
 
         Where the hold ended before everything was enqueued, it measures again behind a longer hold.
         Where none is long enough, the first try counts: behind a longer hold the host only waits
@@ -149,18 +157,17 @@ class Gpus:
         """
         tries = []
         for cycles in HOLDS[:1] if how in self._waits else HOLDS:
-            times, seconds, held = self._held(copies, how, cycles)
-            if held:
-                return times, seconds
-            tries.append((times, seconds))
+            timed = self._behind_a_hold(copies, how, cycles)
+            if timed.is_held:
+                return timed
+            tries.append(timed)
         self._waits.add(how)
         self.late += 1
         return tries[0]
 
-    def _held(
+    def _behind_a_hold(
         self, copies: Sequence[Copy], how: CopyMethod, hold_cycles: int
-    ) -> tuple[tuple[list[float], float], float, bool]:
-        """Return (times, seconds to enqueue, whether the hold was long enough) of one try."""
+    ) -> TimedCopies:
         used: dict[int, int] = {}  # streams of each GPU
         lanes = []
         for copy in copies:
@@ -194,7 +201,7 @@ class Gpus:
             first.stream.wait_event(lane.stop)
         if rest:
             first.all_done.record(first.stream)
-        held = not first.start.query()
+        is_held = not first.start.query()
         for lane in lanes:
             lane.stream.synchronize()
         self._select(self._own)
@@ -202,7 +209,7 @@ class Gpus:
         all_ms = each_ms[0]
         if rest:
             all_ms = float(first.start.elapsed_time(first.all_done))
-        return (each_ms, all_ms), seconds, held
+        return TimedCopies(each_ms, all_ms, seconds, is_held)
 
     def _enqueuer(self, lane: PairStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
         """Return a function that enqueues a copy's iterations and returns the host's seconds."""

@@ -178,9 +178,9 @@ def _concurrent(ids: Sequence[int], links: Any, options: Options, reporter: Repo
     """
     size_bytes, iterations = int(options["bytes"]), int(options["iterations"])
     enabled, read = options["p2p"] != "disabled", options["direction"] == "read"
-    for pattern, index, copies, part_bytes in patterns(len(ids), size_bytes):
-        how = CopyMethod(enabled, part_bytes, iterations, read)
-        counted_bytes = part_bytes * iterations  # of one copy
+    for pattern, index, copies, copy_bytes in patterns(len(ids), size_bytes):
+        how = CopyMethod(enabled, copy_bytes, iterations, read)
+        counted_bytes = copy_bytes * iterations  # of one copy
         width, member = 1, ids[index]
         if pattern == "matching":
             width, member = 2, index
@@ -188,7 +188,7 @@ def _concurrent(ids: Sequence[int], links: Any, options: Options, reporter: Repo
             "pattern": pattern,
             "number": index,
             "of": member,
-            "bytes": part_bytes,
+            "bytes": copy_bytes,
             "counted_bytes": counted_bytes,
             "copies": [[ids[copy.source], ids[copy.target]] for copy in copies],
         }
