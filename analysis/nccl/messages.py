@@ -52,6 +52,18 @@ class ChannelCounts(NamedTuple):
     process: LogProcess
     counts: dict[str, int]
 
+    @classmethod
+    def read(cls, body: str, process: LogProcess) -> "Events":
+        """Return the counts of a message."""
+        match = _SUMMARY.fullmatch(body)
+        if match is None:
+            return None
+        counts = {}
+        for name, count in match.groupdict().items():
+            if count is not None:
+                counts[name] = int(count)
+        return [cls(process, counts)]
+
 
 class Membership(NamedTuple):
     """`… comm 0x… rank 0 nranks 2 … Init START|COMPLETE`.
@@ -70,6 +82,25 @@ class Membership(NamedTuple):
     split: tuple[str, str | None, str] | None  # parent pointer, split count, colour
     complete: bool
 
+    @classmethod
+    def read(cls, body: str, process: LogProcess) -> "Events":
+        """Return the membership of a message."""
+        match = _MEMBERSHIP.fullmatch(body)
+        if match is None:
+            return None
+        pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
+        split = index = None
+        if parent:
+            split = (parent, count, colour)
+        if nvml:
+            index = int(nvml)
+        is_complete = state == "COMPLETE"
+        return [
+            cls(
+                process, pointer, int(rank), int(nranks), index, bus_id, comm_id, split, is_complete
+            )
+        ]
+
 
 class Setting(NamedTuple):
     """`NCCL_X set by environment to Y`."""
@@ -77,6 +108,19 @@ class Setting(NamedTuple):
     process: LogProcess
     name: str
     value: str
+
+    @classmethod
+    def read(cls, body: str, process: LogProcess) -> "Events":
+        """Return the setting that a message announces."""
+        match = _SETTING.fullmatch(body)
+        if match is None and "set by environment" in body:
+            return None
+        if match is None:
+            return []
+        name, value = match[1] or match[3], match[2] or match[4]
+        if re.fullmatch(r"-?\d+\.", value):  # NCCL ends an integer with a full stop
+            value = value[:-1]
+        return [cls(process, name, value)]
 
 
 class NetworkDevice(NamedTuple):
@@ -89,6 +133,20 @@ class NetworkDevice(NamedTuple):
     network: str  # IB, Socket
     device: int
     name: str
+
+    @classmethod
+    def read(cls, body: str, process: LogProcess) -> "Events":
+        """Return the devices that a message names."""
+        joined, match = _JOINED.fullmatch(body), _NETWORK.fullmatch(body)
+        if joined:
+            return [cls(process, joined[1], int(joined[2]), joined[3])]
+        events: list[Event] = []
+        if match:
+            for index, several, name in _DEVICE.findall(match[2]):
+                if not name:
+                    name = "+".join(re.findall(r"\] ?([^:\s]+):", several))
+                events.append(cls(process, match[1], int(index), name))
+        return events
 
 
 class Nodes(NamedTuple):
@@ -108,6 +166,16 @@ class Tuning(NamedTuple):
     algorithm: str
     protocol: str
     channels: int | None
+
+    @classmethod
+    def read(cls, body: str, process: LogProcess) -> "Events":
+        """Return the choice of a message."""
+        match = _TUNING.fullmatch(body)
+        if match is None:
+            return None
+        function, size, algorithm, protocol, low, high = match.groups()
+        channels = int(high) - int(low) + 1 if low else None
+        return [cls(process, function, int(size), algorithm, protocol, channels)]
 
 
 class Statement(NamedTuple):
@@ -211,69 +279,6 @@ def _channel(body: str, process: LogProcess) -> Events:
     return None
 
 
-def _setting(body: str, process: LogProcess) -> Events:
-    match = _SETTING.fullmatch(body)
-    if match is None and "set by environment" in body:
-        return None
-    if match is None:
-        return []
-    name, value = match[1] or match[3], match[2] or match[4]
-    if re.fullmatch(r"-?\d+\.", value):  # NCCL ends an integer with a full stop
-        value = value[:-1]
-    return [Setting(process, name, value)]
-
-
-def _membership(body: str, process: LogProcess) -> Events:
-    match = _MEMBERSHIP.fullmatch(body)
-    if match is None:
-        return None
-    pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
-    split = index = None
-    if parent:
-        split = (parent, count, colour)
-    if nvml:
-        index = int(nvml)
-    is_complete = state == "COMPLETE"
-    return [
-        Membership(
-            process, pointer, int(rank), int(nranks), index, bus_id, comm_id, split, is_complete
-        )
-    ]
-
-
-def _channel_counts(body: str, process: LogProcess) -> Events:
-    match = _SUMMARY.fullmatch(body)
-    if match is None:
-        return None
-    counts = {}
-    for name, count in match.groupdict().items():
-        if count is not None:
-            counts[name] = int(count)
-    return [ChannelCounts(process, counts)]
-
-
-def _tuning(body: str, process: LogProcess) -> Events:
-    match = _TUNING.fullmatch(body)
-    if match is None:
-        return None
-    function, size, algorithm, protocol, low, high = match.groups()
-    channels = int(high) - int(low) + 1 if low else None
-    return [Tuning(process, function, int(size), algorithm, protocol, channels)]
-
-
-def _network_devices(body: str, process: LogProcess) -> Events:
-    joined, match = _JOINED.fullmatch(body), _NETWORK.fullmatch(body)
-    if joined:
-        return [NetworkDevice(process, joined[1], int(joined[2]), joined[3])]
-    events: list[Event] = []
-    if match:
-        for index, several, name in _DEVICE.findall(match[2]):
-            if not name:
-                name = "+".join(re.findall(r"\] ?([^:\s]+):", several))
-            events.append(NetworkDevice(process, match[1], int(index), name))
-    return events
-
-
 def _statement(body: str, process: LogProcess) -> Events:
     """Read a line that states a value of the whole process."""
     version, nodes = _VERSION.match(body), _NODES.fullmatch(body)
@@ -303,10 +308,10 @@ def _statement(body: str, process: LogProcess) -> Events:
 # What tells a kind of message, and its reader; the first kind that fits is taken.
 _KINDS = (
     (re.compile("Channel |Ring "), _channel),
-    (re.compile("NCCL_.* set "), _setting),
-    (re.compile(".*- Init "), _membership),
-    (re.compile(".* coll channels"), _channel_counts),
-    (re.compile(".* Bytes -> Algo "), _tuning),
-    (re.compile("NET/"), _network_devices),
+    (re.compile("NCCL_.* set "), Setting.read),
+    (re.compile(".*- Init "), Membership.read),
+    (re.compile(".* coll channels"), ChannelCounts.read),
+    (re.compile(".* Bytes -> Algo "), Tuning.read),
+    (re.compile("NET/"), NetworkDevice.read),
     (re.compile(""), _statement),
 )

@@ -24,6 +24,7 @@ SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare eq
 REFINED = 16  # sets of a larger machine that are ranked again
 
 Matrix = Sequence[Sequence[float]]
+Members = tuple[int, ...]  # positions of a set's GPUs
 Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is not used
 
 
@@ -123,13 +124,13 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         )
     weights, wires = _weights(topology, matrix, ids), MachineWires.of(topology, matrix)
     best_set, worst_set = _best_and_worst(wires, weights, count)
-    chosen = []
-    for members, is_worst in ((best_set, False), (worst_set, False), (best_set, True)):
-        order = [ids[at] for at in ring_order(weights, members, is_worst)]
+
+    def ring_of(members: Members, in_worst_order: bool = False) -> Ring:
+        order = [ids[at] for at in ring_order(weights, members, in_worst_order)]
         bandwidth = wires.bandwidth(members) if count > 1 else None
-        chosen.append(_ring(topology, matrix, order, bandwidth))
-    best, worst, worst_order = chosen
-    return Placement(best, worst, worst_order)
+        return _ring(topology, matrix, order, bandwidth)
+
+    return Placement(ring_of(best_set), ring_of(worst_set), ring_of(best_set, True))
 
 
 def _ids(topology: Topology | None, matrix: Matrix | None) -> Sequence[int]:
@@ -156,9 +157,7 @@ def _weights(topology: Topology | None, matrix: Matrix | None, ids: Sequence[int
     return weights
 
 
-def _best_and_worst(
-    wires: MachineWires, weights: Weights, count: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _best_and_worst(wires: MachineWires, weights: Weights, count: int) -> tuple[Members, Members]:
     """Return the positions of the best and of the worst set, smallest first among equals."""
     sets = list(combinations(range(len(weights)), count))
     if count == 1 or len(sets) == 1:

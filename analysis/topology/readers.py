@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 from xml.parsers import expat
 
 from analysis.input_files import (
@@ -67,7 +68,13 @@ NUMBER_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of CPUs or NUMA nodes
 P2P_STATUS = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
 RENAMED = {"SOC": "SYS"}  # drivers before 2017 wrote SOC for a path between sockets
 
-Row = tuple[int, list[str], dict[str, str]]  # line, the link word to each label, affinities
+
+class Row(NamedTuple):
+    """The row of one device in the table of nvidia-smi."""
+
+    line: int
+    words: list[str]  # the link to each label
+    affinity: dict[str, str]
 
 
 def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
@@ -92,7 +99,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
         if isinstance(device, str):
             nics.append(device)
             continue
-        _, _, affinity = rows[label]
+        affinity = rows[label].affinity
         gpu = Gpu(
             index=device,
             cpu_affinity=affinity.get("CPU Affinity"),
@@ -176,7 +183,7 @@ def _read_rows(
             continue
         if label in rows:
             raise UnreadableInput(
-                f"line {line_number}: a second row for {label}; the first is line {rows[label][0]}"
+                f"line {line_number}: a second row for {label}; the first is line {rows[label].line}"
             )
         words = cells[1 : 1 + len(labels)]
         if len(words) < len(labels):
@@ -194,7 +201,7 @@ def _read_rows(
             words[at] = word or UNKNOWN
         last_line = line_number == len(lines)  # no newline after it: the last cell may be cut
         affinity = _read_affinity(cells[1 + len(labels) :], columns, line_number, last_line)
-        rows[label] = (line_number, words, affinity)
+        rows[label] = Row(line_number, words, affinity)
     for label in labels:
         if label not in rows:
             raise UnreadableInput(
@@ -233,13 +240,13 @@ def _symmetric_links(devices: Mapping[str, Device], rows: Mapping[str, Row]) -> 
     """Return the link of each unordered pair; both rows that state it must agree."""
     links: dict[Pair, str] = {}
     for (i, a), (j, b) in combinations(enumerate(devices), 2):
-        (line_a, words_a, _), (line_b, words_b, _) = rows[a], rows[b]
-        if words_a[j] != words_b[i]:
+        there, back = rows[a].words[j], rows[b].words[i]
+        if there != back:
             raise UnreadableInput(
-                f"line {line_b}: {b} to {a} is {words_b[i]}, but {a} to {b} is {words_a[j]} "
-                f"(line {line_a}); accepted is a symmetric table"
+                f"line {rows[b].line}: {b} to {a} is {back}, but {a} to {b} is {there} "
+                f"(line {rows[a].line}); accepted is a symmetric table"
             )
-        links[frozenset((devices[a], devices[b]))] = words_a[j]
+        links[frozenset((devices[a], devices[b]))] = there
     return links
 
 
@@ -250,7 +257,24 @@ NVSWITCH_PCI_CLASS = "0x068000"  # bridge, other
 SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
 
 Attributes = dict[str, str]
-Element = tuple[int, str, Attributes]  # serial number, name
+
+
+class Element(NamedTuple):
+    """One XML element; the serial number tells equal ones apart."""
+
+    serial: int
+    name: str
+    attributes: Attributes
+
+
+class NvlinkElement(NamedTuple):
+    """The NVLinks of a GPU to one far end."""
+
+    gpu: int
+    target: str  # bus id of the far end
+    pci_class: str  # of the far end
+    count: int
+    line: int
 
 
 def parse_topology_xml(text: str) -> Topology:
@@ -282,7 +306,7 @@ def parse_topology_xml(text: str) -> Topology:
         shared = common_length(path_a, path_b)
         if not shared:
             word = "SYS"
-        elif path_a[shared - 1][1] == "cpu":
+        elif path_a[shared - 1].name == "cpu":
             word = "PHB"
         elif max(len(path_a), len(path_b)) - shared <= 1:
             word = "PIX"  # a path ends in the device's own pci element
@@ -302,8 +326,7 @@ class _XmlReader:
         self.nics: list[str] = []
         self.paths: dict[Device, list[Element]] = {}  # the cpu and pci elements above
         self.lines: dict[int, int] = {}  # of the GPUs
-        # (GPU, bus id of the far end, its PCI class, links, line)
-        self.nvlinks: list[tuple[int, str, str, int, int]] = []
+        self.nvlinks: list[NvlinkElement] = []
         self._open: list[Element] = []
         self._count = 0
         self.parser = expat.ParserCreate()
@@ -327,7 +350,7 @@ class _XmlReader:
             )
         if len(self._open) >= DEEPEST:
             raise UnreadableInput(f"line {line}: elements nested deeper than {DEEPEST}")
-        path = [element for element in self._open if element[1] in ("cpu", "pci")]
+        path = [element for element in self._open if element.name in ("cpu", "pci")]
         if name == "gpu":
             index = _integer(name, attributes, "dev", 0, line)
             if index in self.gpus:
@@ -342,13 +365,14 @@ class _XmlReader:
             if nic not in self.paths:  # a NIC may have several ports
                 self.nics.append(nic)
                 self.paths[nic] = path
-        elif name == "nvlink" and self._open[-1][1] == "gpu":
+        elif name == "nvlink" and self._open[-1].name == "gpu":
             count = _integer(name, attributes, "count", 1, line)
-            index = int(self._open[-1][2]["dev"])
+            index = int(self._open[-1].attributes["dev"])
             target = attributes.get("target", "").strip().lower()
-            self.nvlinks.append((index, target, attributes.get("tclass", ""), count, line))
+            pci_class = attributes.get("tclass", "")
+            self.nvlinks.append(NvlinkElement(index, target, pci_class, count, line))
         self._count += 1
-        self._open.append((self._count, name, attributes))
+        self._open.append(Element(self._count, name, attributes))
 
     def _end(self, _: str) -> None:
         self._open.pop()
@@ -362,13 +386,14 @@ class _XmlReader:
         direct: dict[tuple[int, int], int] = {}
         lines: dict[tuple[int, int], int] = {}  # of the first element
         switched: dict[int, int] = {}
-        for index, target, pci_class, count, line in self.nvlinks:
-            peer = index_of_bus.get(target)
-            if peer is not None and peer != index:
-                direct[index, peer] = direct.get((index, peer), 0) + count
-                lines.setdefault((index, peer), line)
-            elif pci_class == NVSWITCH_PCI_CLASS:
-                switched[index] = switched.get(index, 0) + count
+        for nvlink in self.nvlinks:
+            peer = index_of_bus.get(nvlink.target)
+            if peer is not None and peer != nvlink.gpu:
+                pair = nvlink.gpu, peer
+                direct[pair] = direct.get(pair, 0) + nvlink.count
+                lines.setdefault(pair, nvlink.line)
+            elif nvlink.pci_class == NVSWITCH_PCI_CLASS:
+                switched[nvlink.gpu] = switched.get(nvlink.gpu, 0) + nvlink.count
             # anything else ends in a CPU or in a GPU outside of the communicator
         links: dict[Pair, str] = {}
         for a, b in combinations(switched, 2):
@@ -395,7 +420,7 @@ def _integer(element: str, attributes: Attributes, name: str, least: int, line: 
 
 
 def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: int) -> Gpu:
-    parents = {name: of_parent for _, name, of_parent in path}  # the nearest of each name
+    parents = {element.name: element.attributes for element in path}  # the nearest of each name
     if "cpu" not in parents:
         raise UnreadableInput(f"line {line}: <gpu> outside of any <cpu>")
     cpu, sm = parents["cpu"], attributes.get("sm", "")
