@@ -531,7 +531,6 @@ LINES = (damage.cut, damage.cut_gzip, damage.lose_lines)
 ONE_LINE = (damage.cut, damage.cut_gzip, damage.lose_line)  # two tables may become one whole one
 BYTES = (damage.flip_bits, damage.replace_bytes, damage.splice)
 P2P = ("p2p_a100_pcie_x4.txt", "p2p_h200_x2.txt", "p2p_dgx_a100_row0.txt")
-COLLECTIVES = ("collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728")
 TOPOLOGIES = ("topo_a100_pcie_x4.txt", "topo_dgx1_v100.txt", "topo_h200_x4.txt")
 READERS = {
     "record": Reader(
@@ -544,10 +543,6 @@ READERS = {
     "nccl-log": Reader(
         nccl_logs, command("nccl-log"), TEXT, LINES,
         follows=("/processes", "/announced_by/.*", "/env_logged", "/channels_from"),
-    ),
-    "nccl-tests-record": Reader(
-        records_of("h200_x4/links", *COLLECTIVES),
-        command("nccl-tests"), TEXT_AND_JSON,
     ),
     "nccl-tests-text": Reader(nccl_tests_texts, command("nccl-tests"), TEXT, ONE_LINE),
     "p2p-text": Reader(captures(*P2P), command("p2p"), TEXT, ONE_LINE),

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.native.nccl_tests import parse_nccl_tests
 
@@ -228,19 +227,3 @@ def test_a_refusal_says_what_and_where(text, sentence):
         parse_nccl_tests(text)
     assert str(raised.value).startswith("accepted is nccl-tests' output")
     assert sentence in str(raised.value)
-
-
-def test_a_record_of_collectives_is_read_as_a_table(capsys):
-    path = DATA / "h200_x4" / "links" / "collectives-gpus0-1-07a8cfe4cc" / "record.json"
-    record = json.loads(path.read_text())
-    assert main(["nccl-tests", str(path), "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    facts = [run[key] for key in ("collective", "ranks", "nccl_version", "notes")]
-    assert facts == ["reduce_scatter", 2, "2.28.9", []]
-    rows = record["tables"]["nccl-tests"]["runs"][0]["rows"]
-    for placement in ("out_of_place", "in_place"):
-        for read, written in zip(run["rows"], rows, strict=True):
-            assert read[placement]["busbw"] == written[placement]["busbw"]
-    del rows[3]["count"]
-    with pytest.raises(UnreadableInput, match=r"tables\.nccl-tests is damaged"):
-        parse_nccl_tests(json.dumps(record))

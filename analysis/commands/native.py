@@ -1,7 +1,7 @@
 """The commands on files of other tools: `nccl-log`, `nccl-tests`, `p2p` and `trace`.
 
-`nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests (text or a
-record) with their notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace TRACE` where
+`nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests with their
+notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace TRACE` where
 communication time goes in a trace.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second
 CHOICES_SHOWN = 20
 FILES = {
     "nccl-log": "one log of all ranks, or one log per rank",
-    "nccl-tests": "output of nccl-tests 2.0 to 2.19, or a record.json of benchmark=collectives",
+    "nccl-tests": "output of nccl-tests 2.0 to 2.19",
     "p2p": "output of p2pBandwidthLatencyTest, whole or in part, or a record.json of benchmark=p2p",
 }
 COUNT = NumberFormat(decimals=0)
@@ -251,9 +251,6 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
             Column(f"{side} time_us", "time\nµs", kind=TWO),
             Column(f"{side} algbw", "algbw\nGB/s", kind=TWO),
             Column(f"{side} busbw", "busbw\nGB/s", kind=TWO),
-            Column(f"{side} min_us", "min\nµs", kind=TWO),
-            Column(f"{side} max_us", "max\nµs", kind=TWO),
-            Column(f"{side} p99_us", "p99\nµs", kind=TWO),
             Column(f"{side} wrong", "#wrong", kind=COUNT),
             Column(f"{side} error", "error"),
         ]
@@ -262,7 +259,7 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
         values = dict(row)
         for side in ("out_of_place", "in_place"):
             numbers: Mapping[str, Any] = row[side] or {}
-            for key, value in {**numbers, **(numbers.get("per_iteration") or {})}.items():
+            for key, value in numbers.items():
                 values[f"{side} {key}"] = value
         rows.append(values)
     _print_table("", columns, rows)

@@ -1,13 +1,12 @@
-"""Read nccl-tests: the text of 2.0 to 2.19, or a record of benchmark=collectives.
+"""Read nccl-tests: the text of 2.0 to 2.19.
 
-Text may hold several runs, with log lines in between. It is checked against the format strings of
+It may hold several runs, with log lines in between. It is checked against the format strings of
 nccl-tests' release tags (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu). A
 row counts only if it has as many numbers as its header names, its size fits its count, and its
 algbw is size ÷ time within rounding; any other row is left out and counted, never half read.
 Bandwidths are GB/s with GB = 1e9 bytes, times µs. What the output does not say is None.
 """
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.input_files import UnreadableInput, damage_told, read_input, table_of
+from analysis.input_files import UnreadableInput, read_input
 from analysis.text import count
 from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
 
@@ -170,19 +169,6 @@ def parse_nccl_tests(text: str) -> list[NcclTestsRun]:
     Raises:
         UnreadableInput: the text holds no row; the message says what is accepted and where.
     """
-    if text.lstrip().startswith("{"):
-        runs = _parse_record(text)
-    else:
-        runs = _parse_text(text)
-    for run in runs:
-        _note_contradictions(run)
-    return runs
-
-
-# --- text -----------------------------------------------------------------------------------------
-
-
-def _parse_text(text: str) -> list[NcclTestsRun]:
     runs: list[NcclTestsRun] = []
     headless: list[int] = []  # lines of rows under no header
     # A last line without its newline is left out: its last number may be cut.
@@ -233,6 +219,8 @@ def _parse_text(text: str) -> list[NcclTestsRun]:
         )
     if rest.lstrip()[:1] in tuple("#0123456789"):
         runs[-1].notes.append(f"the text ends inside line {len(lines) + 1}, which is left out")
+    for run in runs:
+        _note_contradictions(run)
     return runs
 
 
@@ -430,81 +418,3 @@ def _note_contradictions(run: NcclTestsRun) -> None:
             f"wrong results: {count(wrong, 'row')} with wrong elements, {run.out_of_bounds or 0} "
             "values out of bounds"
         )
-
-
-# --- records of benchmark=collectives -------------------------------------------------------------
-
-
-def _parse_record(text: str) -> list[NcclTestsRun]:
-    """Return the runs of a record. Raises UnreadableInput where it has none, or is damaged."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UnreadableInput(f"{_ACCEPTED}; or a record.json, but it is cut or damaged") from None
-    table = table_of(record, "nccl-tests")
-    runs = []
-    with damage_told("nccl-tests"):
-        cell = record["cell"]
-        gpus = cell["gpus"] * max(1, len(cell.get("hosts", ())))
-        for content in table["runs"]:
-            run = NcclTestsRun(1)
-            if content["collective"] in NCCL_TESTS_COLLECTIVES:
-                run.program = NCCL_TESTS_COLLECTIVES[content["collective"]].program
-            version = record["environment"]["versions"].get("nccl")
-            if version:
-                run.nccl_version = str(version)
-            run.environment = {str(name): str(value) for name, value in cell["nccl"].items()}
-            for rank, gpu in enumerate(gpus):
-                device: dict[str, Any] = {"rank": rank, "device": _whole_number(gpu)}
-                if "name" in record["ranks"][rank]:
-                    device["name"] = str(record["ranks"][rank]["name"])
-                run.devices.append(device)
-            run.rows = [_row_of_record(row) for row in content["rows"]]
-            run.avg_busbw = _number(content["avg_busbw"])
-            runs.append(run)
-    return runs
-
-
-def _row_of_record(content: Mapping[str, Any]) -> Row:
-    row: Row = {"bytes": _whole_number(content["bytes"]), "count": _whole_number(content["count"])}
-    row |= {"dtype": str(content["dtype"]), "redop": None, "root": None}
-    if content["redop"] is not None:
-        row["redop"] = str(content["redop"])
-    if content["root"] is not None:
-        row["root"] = _whole_number(content["root"])
-    for placement in ("out_of_place", "in_place"):
-        figures = content[placement]
-        if figures is None:
-            row[placement] = None
-            continue
-        wrong = figures.get("wrong")
-        if wrong is not None:
-            wrong = _whole_number(wrong)
-        row[placement] = {
-            "time_us": _number(figures["time_us"]),
-            "algbw": _number(figures["algbw"]),
-            "busbw": _number(figures["busbw"]),
-            "wrong": wrong,
-            "error": None,
-        }
-        if figures.get("per_iteration"):
-            iterations = {key: _number(value) for key, value in figures["per_iteration"].items()}
-            row[placement]["per_iteration"] = iterations
-    return row
-
-
-def _number(value: Any) -> float | None:
-    """Return a number; None for null and what is not finite."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnreadableInput(f"{value!r} is not a number")
-    if not abs(value) < math.inf:
-        return None
-    return float(value)
-
-
-def _whole_number(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UnreadableInput(f"{value!r} is not a whole number")
-    return value

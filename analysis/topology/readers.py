@@ -69,7 +69,7 @@ P2P_STATUS = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
 RENAMED = {"SOC": "SYS"}  # drivers before 2017 wrote SOC for a path between sockets
 
 
-class Row(NamedTuple):
+class TopologyRow(NamedTuple):
     """The row of one device in the table of nvidia-smi."""
 
     line: int
@@ -164,9 +164,9 @@ def _find_header(lines: Sequence[str]) -> tuple[int, dict[str, Device], list[str
 
 def _read_rows(
     lines: Sequence[str], header: int, labels: Sequence[str], columns: Sequence[str]
-) -> dict[str, Row]:
+) -> dict[str, TopologyRow]:
     """Return the row of every label. Raises UnreadableInput if one is missing, doubled or torn."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, TopologyRow] = {}
     for line_number, line in enumerate(lines[header:], start=header + 1):
         cells = line.split()
         if "\t" in line:  # a cell may be empty
@@ -182,9 +182,8 @@ def _read_rows(
                 )
             continue
         if label in rows:
-            raise UnreadableInput(
-                f"line {line_number}: a second row for {label}; the first is line {rows[label].line}"
-            )
+            first = f"the first is line {rows[label].line}"
+            raise UnreadableInput(f"line {line_number}: a second row for {label}; {first}")
         words = cells[1 : 1 + len(labels)]
         if len(words) < len(labels):
             raise UnreadableInput(
@@ -201,7 +200,7 @@ def _read_rows(
             words[at] = word or UNKNOWN
         last_line = line_number == len(lines)  # no newline after it: the last cell may be cut
         affinity = _read_affinity(cells[1 + len(labels) :], columns, line_number, last_line)
-        rows[label] = Row(line_number, words, affinity)
+        rows[label] = TopologyRow(line_number, words, affinity)
     for label in labels:
         if label not in rows:
             raise UnreadableInput(
@@ -236,7 +235,9 @@ def _read_affinity(
     return affinity
 
 
-def _symmetric_links(devices: Mapping[str, Device], rows: Mapping[str, Row]) -> dict[Pair, str]:
+def _symmetric_links(
+    devices: Mapping[str, Device], rows: Mapping[str, TopologyRow]
+) -> dict[Pair, str]:
     """Return the link of each unordered pair; both rows that state it must agree."""
     links: dict[Pair, str] = {}
     for (i, a), (j, b) in combinations(enumerate(devices), 2):
@@ -273,7 +274,7 @@ class NvlinkElement(NamedTuple):
     gpu: int
     target: str  # bus id of the far end
     pci_class: str  # of the far end
-    count: int
+    links: int
     line: int
 
 
@@ -390,10 +391,10 @@ class _XmlReader:
             peer = index_of_bus.get(nvlink.target)
             if peer is not None and peer != nvlink.gpu:
                 pair = nvlink.gpu, peer
-                direct[pair] = direct.get(pair, 0) + nvlink.count
+                direct[pair] = direct.get(pair, 0) + nvlink.links
                 lines.setdefault(pair, nvlink.line)
             elif nvlink.pci_class == NVSWITCH_PCI_CLASS:
-                switched[nvlink.gpu] = switched.get(nvlink.gpu, 0) + nvlink.count
+                switched[nvlink.gpu] = switched.get(nvlink.gpu, 0) + nvlink.links
             # anything else ends in a CPU or in a GPU outside of the communicator
         links: dict[Pair, str] = {}
         for a, b in combinations(switched, 2):

@@ -39,10 +39,10 @@ class CopyMethod:
 
 
 class CopiesAtOnce(NamedTuple):
-    """Copies that start together; `index` is that of the round of a matching, else of a member."""
+    """Copies that start together."""
 
     pattern: str  # matching, one_to_all, all_to_one
-    index: int
+    position: int  # of the round of a matching, else of the member
     copies: list[Copy]
     copy_bytes: int
 
