@@ -15,7 +15,9 @@ def folder(tmp_path):
     cell = CellFolder(tmp_path / "cell").make()
     cell.cell.write_text("{}")
     cell.attempt.write_text("{}")
+    cell.topology.write_text("\tGPU0\n")
     for rank in (0, 1):
+        cell.rank_count(rank).write_text("50")
         lines = Lines(cell.rank_lines(rank))
         for number in range(50):
             lines.write("beat", float(number), iterations=number)
@@ -31,7 +33,7 @@ def folder(tmp_path):
 
 RAW = [
     "cell.json", "attempt.json", "ranks/0.jsonl", "ranks/1.jsonl", "gpus.jsonl", "nccl/host.1.log", "tuning/nccl/host.2.log",
-    "profile/trace.sqlite",
+    "profile/trace.sqlite", "topology.txt", "ranks/0.count", "ranks/1.count",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.record import Record
+from benchmarks.record.record import OLDEST_SCHEMA
 from conf.schema import ValidityLimits
 
 NOT_REPORTED = "the ranks did not report it"
@@ -33,10 +34,15 @@ class Check:
     sentence: str  # with {} for what the judge says
     meaning: str  # for benchmarks/REFERENCE.md
     judge: Judge
+    since: int = OLDEST_SCHEMA  # the schema version from which records have what it needs
 
 
 def check(
-    severity: str, sentence: str, needs: str = "", without: str = NOT_REPORTED
+    severity: str,
+    sentence: str,
+    needs: str = "",
+    without: str = NOT_REPORTED,
+    since: int = OLDEST_SCHEMA,
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
@@ -45,14 +51,14 @@ def check(
     """
 
     def made_of(judge: Judge) -> Check:
-        meaning = inspect.getdoc(judge) or ""
+        meaning = (inspect.getdoc(judge) or "").replace("\n", " ")
 
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
             if needs and needs not in record.checks:
                 return unless_training(record, without)
             return judge(record, limits)
 
-        return Check(judge.__name__, severity, sentence, meaning.replace("\n", " "), judge_fact)
+        return Check(judge.__name__, severity, sentence, meaning, judge_fact, since)
 
     return made_of
 

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from analysis.validity import below_wires, limits, results, surroundings
-from analysis.validity.check import Check, CheckOutcome
+from analysis.validity.check import Check, CheckOutcome, unchecked
 from benchmarks.record import VERDICTS, Record, Validity
 from conf.schema import ValidityLimits
 
@@ -57,6 +57,8 @@ CHECKS: tuple[Check, ...] = (
     limits.input_bound,
     limits.reference_exceeded,
 )
+# {code: the schema version from which records have what the check needs}
+SINCE = {check.code: check.since for check in CHECKS}
 # Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
 # settings with NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
 # {code: (verdict, meaning)}
@@ -108,6 +110,8 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
     severities = []
     for check in CHECKS:
         outcome = check.judge(record, limits)
+        if check.since > record.schema_version:
+            outcome = unchecked("the record is older than this check")
         if not outcome:
             continue
         if not isinstance(outcome, CheckOutcome):

@@ -11,12 +11,14 @@ from typing import Any
 
 from analysis.findings.record_values import again, rests_on
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
+from analysis.validity.checks import SINCE
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 from benchmarks.record.folder import ABSENT as NO_FILE
-from benchmarks.record.folder import SAMPLES, changed
+from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, changed
 from benchmarks.record.metrics import since
+from benchmarks.record.record import OLDEST_SCHEMA
 
 RECORD = "record.json"
 ABSENT = "absent"
@@ -181,12 +183,19 @@ def _check_files(name: str, record: Record, folder: CellFolder, result: Verifica
         result.files += 1
         result.compare(name, file, "SHA-256", before, now)
     for file in sorted(present - record.raw_sha256.keys()):
+        if record.schema_version < 7 and matches(file, RAW_SINCE_7):
+            continue
         result.compare(name, file, "SHA-256", ABSENT, "of a file that the record does not name")
 
 
 def is_sample(file: str) -> bool:
     """Tell whether a raw file, by its path in the cell's folder, holds samples."""
-    return any(fnmatchcase(file, pattern) for pattern in SAMPLES)
+    return matches(file, SAMPLES)
+
+
+def matches(file: str, patterns: Iterable[str]) -> bool:
+    """Tell whether the path of a file, within its cell's folder, is one of some patterns."""
+    return any(fnmatchcase(file, pattern) for pattern in patterns)
 
 
 def _compare_values(name: str, record: Record, again: Rebuilt, result: Verification) -> None:
@@ -201,8 +210,11 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
         recomputed = dict(leaves(getattr(again.record, part)))
         for key in {**recomputed, **recorded}:
             label = f"{part} {key}".strip()
-            is_younger = since(part, key.partition(".")[0]) > record.schema_version
+            name_of_key, _, code = key.partition(".")
+            is_younger = since(part, name_of_key) > record.schema_version
             if is_younger and key not in recorded:
+                continue
+            if part == "validity" and SINCE.get(code, OLDEST_SCHEMA) > record.schema_version:
                 continue
             if has_shared_ranks and label.startswith(OF_SHARED_RANKS):
                 continue

@@ -48,9 +48,13 @@ OF_HOST = re.compile(r"(?:gpus|cpu)-([1-9][0-9]{0,3})\.jsonl")
 ONCE = ".once.log"  # after the number of a process: what NCCL says once in it
 # What the values of a record are derived from, by plain paths. Traces come packed already.
 SAMPLES = ("ranks/*.jsonl", *OF_HOSTS, "nccl/*.log", "tuning/nccl/*.log")
-RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
+RAW_SINCE_7 = ("topology.txt", "ranks/*.count")  # records of an older schema have no hash of them
+RAW = (
+    *("cell.json", "attempt.json", *SAMPLES),
+    *("profile/trace.sqlite", "profile/rank*.json", *RAW_SINCE_7),
+)
 # What the report and `verify` read besides.
-PUBLISHED = ("record.json", "failures.json", "topology.txt", "profile/timeline.svg")
+PUBLISHED = ("record.json", "failures.json", "profile/timeline.svg")
 # What goes with the record of an attempt to where it is read. Never the report of nsys itself: it
 # holds the environment of what it traced.
 ARTIFACTS = (

@@ -236,8 +236,10 @@ _TABLE = (
 
 
 METRICS: Mapping[str, Metric] = {entry.name: entry for entry in _TABLE}
-# Tables of a record that came later than the oldest schema, likewise.
-TABLES_SINCE = {"residuals": 5}
+# Entries of other parts of a record that came later than the oldest schema, likewise.
+LATER_ENTRIES = {
+    ("tables", "residuals"): 5,
+}
 COLUMNS = tuple(entry for entry in _TABLE if entry.column)
 
 
@@ -286,9 +288,7 @@ def since(part: str, name: str) -> int:
     """Return the schema version from which a part of a record may have an entry of this name."""
     if part in ("metrics", "within_run", "series"):
         return metric(name).since
-    if part == "tables":
-        return TABLES_SINCE.get(name, OLDEST_SCHEMA)
-    return OLDEST_SCHEMA
+    return LATER_ENTRIES.get((part, name), OLDEST_SCHEMA)
 
 
 def interval(

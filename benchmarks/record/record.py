@@ -7,6 +7,7 @@ Versions of the schema (`.ci/migrate_records` gives older records the form of 4)
     4  the oldest that is read
     5  tables.residuals
     6  predicted
+    7  hashes of topology.txt and ranks/*.count; facts of the timed windows
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from benchmarks.record.shapes import Checks, Effective, Environment, Predicted, 
 from benchmarks.record.table_shapes import Number, Tables
 from conf.cell import OMITTED_IF_EMPTY, Cell, Network, Optimizer
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 OLDEST_SCHEMA = 4
 LATER_FIELDS = ("predicted",)  # that the oldest schema lacks
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
