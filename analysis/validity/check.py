@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.record import Record
 from benchmarks.record.record import OLDEST_SCHEMA
@@ -46,12 +46,12 @@ def check(
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
-    `needs` is a fact of training steps that it judges; `without` is why a record that lacks it was
-    not checked.
+    `{noise_limit}` in the docstring is that limit. `needs` is a fact of training steps that it
+    judges; `without` is why a record that lacks it was not checked.
     """
 
     def made_of(judge: Judge) -> Check:
-        meaning = (inspect.getdoc(judge) or "").replace("\n", " ")
+        meaning = (inspect.getdoc(judge) or "").replace("\n", " ").format_map(default_limits())
 
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
             if needs and needs not in record.checks:
@@ -63,41 +63,24 @@ def check(
     return made_of
 
 
-def limit(
-    code: str,
-    severity: str,
-    sentence: str,
-    meaning: str,
-    fact: str,
-    most: str | float,
-    missing: str = "",
-    text: str = "{percent:.1f} %, allowed {allowed_percent:.1f} %",
-    on_cpu: str = "",
-) -> Check:
-    """Return the check that a fact of a record is at most a limit; NaN does not pass.
+def default_limits() -> dict[str, str]:
+    """Return each limit as a meaning states it: {"noise_limit": "5 % (`validity.noise_limit`)"}."""
+    defaults = {}
+    for name, value in vars(ValidityLimits()).items():
+        amount = f"{100 * value:g} %"
+        if name.endswith("_gib"):
+            amount = f"{value:g} GiB"
+        elif name.endswith("_percent"):
+            amount = f"{value:g} %"
+        defaults[name] = f"{amount} (`validity.{name}`)"
+    return defaults
 
-    `most` is a number, a name of ValidityLimits, or another fact. `missing` is why a record without
-    the fact was not checked; without it such a record passes. `on_cpu` is why a CPU worker has
-    nothing to check.
-    """
 
-    def judge(record: Record, limits: ValidityLimits) -> Judgement:
-        if on_cpu and record.cell.device != "cuda":
-            return not_applicable(on_cpu)
-        allowed: Any = most
-        if isinstance(most, str):
-            allowed = vars(limits).get(most, record.checks.get(most))
-        value = record.checks.get(fact)
-        if value is None or allowed is None:
-            if not missing:
-                return None
-            return unless_training(record, missing)
-        if value <= allowed:
-            return None
-        percents = {"percent": 100 * value, "allowed_percent": 100 * allowed}
-        return text.format(value=value, allowed=allowed, **percents)
-
-    return Check(code, severity, sentence, meaning, judge)
+def beyond(share: float, allowed: float, what: str = "%") -> str | None:
+    """Return by how many % a share exceeds what is allowed; None within it. NaN exceeds it."""
+    if share <= allowed:
+        return None
+    return f"{100 * share:.1f} {what}, allowed {100 * allowed:.1f} %"
 
 
 def unchecked(why: str) -> CheckOutcome:

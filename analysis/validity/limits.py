@@ -11,10 +11,9 @@ from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
 from analysis.validity.check import (
-    NOT_REPORTED,
     Judgement,
+    beyond,
     check,
-    limit,
     not_applicable,
     unchecked,
     unless_cpu,
@@ -44,26 +43,25 @@ MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 GRAPHS = {"compile": "compile_graph", "max": "max_graph"}  # the same optimize as a CUDA graph
 
 
-clocks_disagree = limit(
-    "clocks_disagree",
-    "invalid",
-    "the times of the GPU and of the host differ: {}",
-    "GPUs: device clock and host clock differ by more than 0.5 % (`validity.clock_limit`)",
-    fact="clock_disagreement",
-    most="clock_limit",
-    missing="no window was timed",
-    on_cpu="a CPU worker has one clock",
-)
-samples_do_not_fill_window = limit(
-    "samples_do_not_fill_window",
+@check("invalid", "the times of the GPU and of the host differ: {}")
+def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
+    """GPUs: device clock and host clock differ by more than {clock_limit}"""
+    if record.cell.device != "cuda":
+        return not_applicable("a CPU worker has one clock")
+    share = record.checks.get("clock_disagreement")
+    if share is None:
+        return unless_training(record, "no window was timed")
+    return beyond(share, limits.clock_limit)
+
+
+@check(
     "invalid",
     "the step times do not add up to the time of their window: {}",
-    "the samples of a window differ from its time by more than 0.1 %",
-    fact="unaccounted_share",
-    most=MOST_UNACCOUNTED,
-    text="{percent:.1f} % of it differs, allowed {allowed_percent:.1f} %",
-    missing=NOT_REPORTED,
+    needs="unaccounted_share",
 )
+def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
+    """the samples of a window differ from its time by more than 0.1 %"""
+    return beyond(record.checks["unaccounted_share"], MOST_UNACCOUNTED, "% of it differs")
 
 
 @check("suspect", "the exchange was too fast to be a whole exchange: {}")
@@ -96,7 +94,7 @@ def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the steps of this run vary a lot: the 95 % interval of their mean is {}")
 def noisy(record: Record, limits: ValidityLimits) -> Judgement:
-    """the 95 % interval of images/s within the run is wider than ±5 % (`validity.noise_limit`)"""
+    """the 95 % interval of images/s within the run is wider than ±{noise_limit}"""
     half = record.checks.get("half_width")
     if half is None or not math.isfinite(half):
         return unless_training(record, "too few steps for an interval")
@@ -107,7 +105,7 @@ def noisy(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the GPU waits for the CPU to launch work: {}")
 def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
-    """the GPU idles more than 10 % of a step (`validity.idle_limit`)"""
+    """the GPU idles in a step for more than {idle_limit}"""
     cell, share = record.cell, record.metrics.get("gpu/idle_share")
     if share is None:
         why = "the idle share of the GPU was not measured"
@@ -130,9 +128,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
-    """pauses inside steps took more than 0.25 % of the time (`validity.pause_limit`; CPU workers
-    0.75 %)
-    """
+    """pauses inside steps took more time than {pause_limit}, 3 times that on CPU workers"""
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], _of_device(record, limits.pause_limit)
     if lost <= allowed:
@@ -152,8 +148,8 @@ def _of_device(record: Record, share: float) -> float:
 
 @check("suspect", "the step time changed during the measurement: {}", needs="stationarity")
 def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed or drifted by more than 1 % (`validity.change_limit`; CPU workers 3 %)
-    and by more than noise explains
+    """the step time changed or drifted by more than {change_limit}, 3 times that on
+    CPU workers, and by more than noise explains
     """
     facts = record.checks["stationarity"]
     if not facts:
@@ -173,8 +169,8 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "one rank is slower than the others: {}")
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
-    """one rank's own step is more than 3 % longer than the median of the others'
-    (`validity.slow_rank_limit`), and by more than twice its noise
+    """one rank's own step is longer than the median of the others' by more than {slow_rank_limit}
+    and by more than twice its noise
     """
     facts = record.checks.get("slowest_rank")
     if facts is None:

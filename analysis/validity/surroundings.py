@@ -75,10 +75,10 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """suspect: while both train, the SM clock of a GPU is more than 5 % below another's
-    (`validity.clock_spread_limit`; twice that at the power cap), or in one phase that far below its
-    own highest without a reason. Finding: it differs by more than 1 % from the baseline's
-    (`validity.clock_change_limit`)
+    """suspect: while both train, the SM clock of a GPU is below another's by more than
+    {clock_spread_limit}, twice that at the power cap, or in one phase that far below its own
+    highest without a reason. Finding: it differs from the baseline's by more than
+    {clock_change_limit}
     """
     if record.cell.device != "cuda":
         return not_applicable("CPU workers have no SM clock")
@@ -172,9 +172,9 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program used these GPUs: {}")
 def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
-    """other programs used the GPUs: a process at any time; before the cell more than 2 GiB
-    (`validity.foreign_memory_gib`) or 10 % busy (`validity.foreign_busy_percent`); memory that grew
-    in a measured phase
+    """other programs used the GPUs: a process at any time; before the cell memory of more than
+    {foreign_memory_gib}, or busy for more than {foreign_busy_percent}; memory that grew in a
+    measured phase
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(record, "the GPUs were not sampled")
@@ -210,9 +210,7 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "other programs used the CPU: {}")
 def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
-    """other programs used more than 10 % of the cell's cores in a measured phase
-    (`validity.foreign_cpu_limit`)
-    """
+    """in a measured phase other programs used more of the cell's cores than {foreign_cpu_limit}"""
     if "cpu_samples" not in record.checks:
         return unchecked("the load of the CPU was not sampled")
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -23,8 +23,7 @@ from msgspec import Meta
 from benchmarks.record import safe_files
 from benchmarks.record.encoding import NOT_FINITE, encoded, refuse_deep, restored
 from benchmarks.record.folder import CellFolder, record_paths
-from benchmarks.record.shapes import Checks, Effective, Environment, Predicted, RankFacts
-from benchmarks.record.table_shapes import Number, Tables
+from benchmarks.record.shapes import DERIVED_FIELDS, RECORD_FIELDS, Number
 from conf.cell import OMITTED_IF_EMPTY, Cell, Network, Optimizer
 
 SCHEMA_VERSION = 7
@@ -142,29 +141,6 @@ class Record:
         return self.state == "finished" and self.validity.verdict != "invalid"
 
 
-class OpenFields(TypedDict, total=False):
-    """The fields to which benchmarks and strategies of the user's own may add something."""
-
-    tables: Tables
-    effective: Effective
-    checks: Checks
-    environment: Environment
-    predicted: Predicted
-    ranks: list[RankFacts]
-
-
-class Values(TypedDict, total=False):
-    """What a benchmark derives from the lines of its ranks."""
-
-    metrics: dict[str, float]
-    within_run: dict[str, dict[str, float]]
-    series: dict[str, list[list[Number]]]
-    tables: Tables
-    checks: Checks
-    model: dict[str, Number]
-    output: str
-
-
 def write(folder: CellFolder, record: Record) -> Path:
     """Write `record.json` in a cell's folder: whole or not at all, on disk when this returns.
 
@@ -218,7 +194,7 @@ def read(path: Path) -> Record:
                     lost.append(expected.name)
         if lost:
             raise KeyError(", ".join(lost))
-        msgspec.convert(content, OpenFields)
+        msgspec.convert(content, RECORD_FIELDS)
         return msgspec.convert({**content, "cell": Cell.from_dict(content["cell"])}, Record)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
@@ -227,7 +203,7 @@ def read(path: Path) -> Record:
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return derived values as a record's reader has them. Raises TypeError or ValueError."""
     written: dict[str, Any] = restored(json.loads(encoded(values)))
-    msgspec.convert(written, Values)
+    msgspec.convert(written, DERIVED_FIELDS)
     return written
 
 
