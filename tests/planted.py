@@ -76,12 +76,24 @@ def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
 
 def lengthen_warm_up(folder, rank):
     """Repeat the last window of the warm-up: cells of then warmed up for 0.7 s."""
-    warm = [
-        line for line in read_lines(folder.rank_lines(rank)) if line.get("purpose") == "warm-up"
-    ][-1]
-    edit_lines(
-        folder, rank, lambda line: [line] * WARM_UP_BLOCKS, time=warm["time"], purpose="warm-up"
-    )
+    lines = read_lines(folder.rank_lines(rank))
+    last = [line["time"] for line in lines if line.get("purpose") == "warm-up"][-1]
+    repeat_windows(folder, rank, WARM_UP_BLOCKS, time=last, purpose="warm-up")
+
+
+def repeat_windows(folder, rank, times, **wanted):
+    """Write each of these windows so often; later heartbeats count its iterations so often too."""
+    more = [0]
+
+    def change(line):
+        if line["kind"] == "beat":
+            line["iterations"] += more[0]
+        elif all(line.get(name) == value for name, value in wanted.items()):
+            more[0] += (times - 1) * (len(line["ms"]) + 1)
+            return [line] * times
+        return None
+
+    edit_lines(folder, rank, change)
 
 
 def sample_gpus(folder, gpus, change=None):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from planted import edit_json, edit_lines, log_nccl, sample_cpu, sample_gpus
+from planted import edit_json, edit_lines, log_nccl, repeat_windows, sample_cpu, sample_gpus
 
 from benchmarks.record import read_lines
 
@@ -186,7 +186,7 @@ def warm_up(excess, tau_s):
 
     def plant(folder):
         for rank in (0, 1):
-            edit_lines(folder, rank, lambda line: [line] * 11, kind="block", purpose="warm-up")
+            repeat_windows(folder, rank, 11, kind="block", purpose="warm-up")
         windows(falling, "warm-up")(folder)
 
     return plant

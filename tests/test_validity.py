@@ -25,6 +25,11 @@ REAL = [record for path in STUDIES for record in records.read_study(path)[0]]
 STILL = dict.fromkeys(("drift", "drift_beyond", "change", "change_beyond"), 0.0)
 STEADY = {
     "stationarity": STILL | {"change_at": 30.0},
+    "stationarity_in_windows": STILL | {"change_at": 30.0},
+    "windows_repeated": 0,
+    "iterations_missing": 0,
+    "grid_ms": 0.0,
+    "versions_differ": {},
     "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
     "slowest_rank": {"rank": 1, "share": 0.0, "noise": 0.0},
     "unaccounted_share": 0.0,
@@ -48,7 +53,9 @@ def with_facts(record):
         "gradient_worst": {"array": "fc.bias", "error": 3e-8, "tolerance": 2.4e-7},
     }
     metrics = record.metrics | {"comm/ideal_ratio": 0.9}
-    return dataclasses.replace(record, checks=record.checks | STEADY | facts, metrics=metrics)
+    checks = record.checks | STEADY | facts
+    version = records.SCHEMA_VERSION
+    return dataclasses.replace(record, checks=checks, metrics=metrics, schema_version=version)
 
 
 def is_a_pair(record):
@@ -264,7 +271,7 @@ PLANTED = {
     "precision_not_used": [
         put("checks.arithmetic", autocast=None),
         put("checks.arithmetic", autocast="float16"),
-        put("checks.arithmetic", layers={"bfloat16": 26, "float32": 28}),
+        put("checks.arithmetic", layers={"bfloat16": 51, "float32": 3}),
         put("checks.arithmetic", tf32=True),
     ],
     "not_compiled": [compiled(graphs=0, timed_graphs=0)],
@@ -326,6 +333,14 @@ PLANTED = {
         steady("stationarity", change=0.011, change_beyond=1.1),
         steady("stationarity", drift=-0.011, drift_beyond=1.1),
     ],
+    "windows_not_stationary": [
+        steady("stationarity_in_windows", change=0.011, change_beyond=1.1),
+        steady("stationarity_in_windows", drift=-0.011, drift_beyond=1.1),
+    ],
+    "samples_rounded": [put("checks", grid_ms=grid_ms) for grid_ms in (1.0, 0.01)],
+    "windows_repeated": [put("checks", windows_repeated=1)],
+    "iterations_miscounted": [put("checks", iterations_missing=1)],
+    "versions_differ": [put("checks", versions_differ={"nccl": ["2.28.9", "2.27.3"]})],
     "pauses": [steady("pauses", count=1.0, lost_share=0.0026)],
     "slow_rank": [steady("slowest_rank", share=0.031, noise=0.015)],
     "unexplained": [forecast_of(low=0.9, high=0.99), forecast_of(low=1.01, high=1.02)],
@@ -354,7 +369,8 @@ CLEAN = [
     loader(cost_share=0.3, low=-1.0),  # noise
     forecast_of(low=0.99, high=1.01),
     metrics(comm__ideal_ratio=1.05),
-    put("checks.arithmetic", layers={"bfloat16": 30, "float32": 24}),  # a model's own choice
+    put("checks.arithmetic", layers={"bfloat16": 52, "float32": 2}),  # a model's own choice
+    put("checks", grid_ms=0.001),
     put("checks.arithmetic", layers={}),  # compiled: no layer is seen alone
     put("checks.gradient_worst", error=2.4e-7),
     between_steps(0.019, 5.0),
@@ -393,6 +409,11 @@ UNCHECKED = {
     "warmup_not_flat": drop("checks", "warmup_flat"),
     "not_stationary": put("checks", stationarity={}),
     "pauses": drop("checks", "pauses"),
+    "windows_not_stationary": drop("checks", "stationarity_in_windows"),
+    "samples_rounded": drop("checks", "grid_ms"),
+    "windows_repeated": drop("checks", "windows_repeated"),
+    "iterations_miscounted": drop("checks", "iterations_missing"),
+    "versions_differ": drop("checks", "versions_differ"),
     "slow_rank": steady("slowest_rank", share=0.05, noise=NAN),
     "input_bound": together(loader(0.5, 3.0), drop("within_run", "data/cost_ms")),
     "samples_do_not_fill_window": drop("checks", "unaccounted_share"),
@@ -519,11 +540,25 @@ def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check()
         record.checks.update(exchange_error=9e-3, exchange_tolerance=1e-2, trained_bytes=trained)
 
     found = judge(changed(exchanged), LIMITS)
-    assert not found.codes and set(found.unchecked) == {"foreign_load", "throttled", "foreign_cpu"}
+    of_any_cell = {"foreign_load", "throttled", "foreign_cpu", "versions_differ"}
+    assert not found.codes and set(found.unchecked) == of_any_cell
     steps = {found.not_applicable[code] for code in ("replicas_differ", "gradient_not_mean")}
     assert steps == {"this benchmark trains nothing"}
     lossy = judge(changed(lambda r: r.checks.clear(), changed(exchanged)), LIMITS)
     assert lossy.not_applicable["exchange_wrong"] == "its compression loses precision"
+
+
+def test_the_verdict_of_an_older_record_is_that_of_its_time():
+    """Also where a check of today would find a fault in its samples."""
+    for version, expected in ((6, {}), (7, {"windows_repeated"})):
+        plant = put("checks", windows_repeated=1)
+        record = dataclasses.replace(changed(plant), schema_version=version, effective={})
+        assert judge(record, LIMITS).codes.keys() == set(expected)
+
+
+def test_a_meaning_names_the_default_of_its_limit():
+    (noisy,) = (check for check in CHECKS if check.code == "noisy")
+    assert noisy.meaning.endswith("wider than ±5 % (`validity.noise_limit`)")
 
 
 def test_the_worst_severity_is_the_verdict_whatever_the_order():

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from analysis.validity import below_wires, limits, results, surroundings
-from analysis.validity.check import Check, CheckOutcome, unchecked
+from analysis.validity.check import Check, CheckOutcome
 from benchmarks.record import VERDICTS, Record, Validity
 from conf.schema import ValidityLimits
 
@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     results.missing_rank,
     results.wrong_gpu,
     results.wrong_peers,
+    results.versions_differ,
     results.replicas_differ,
     results.gradient_not_mean,
     results.exchange_wrong,
@@ -34,6 +35,8 @@ CHECKS: tuple[Check, ...] = (
     results.loss_not_finite,
     limits.clocks_disagree,
     results.images_miscounted,
+    results.windows_repeated,
+    results.iterations_miscounted,
     limits.rate_inconsistent,
     limits.samples_do_not_fill_window,
     surroundings.foreign_load,
@@ -51,14 +54,14 @@ CHECKS: tuple[Check, ...] = (
     limits.efficiency_above_one,
     limits.warmup_not_flat,
     limits.not_stationary,
+    limits.windows_not_stationary,
+    limits.samples_rounded,
     limits.pauses,
     limits.slow_rank,
     limits.unexplained,
     limits.input_bound,
     limits.reference_exceeded,
 )
-# {code: the schema version from which records have what the check needs}
-SINCE = {check.code: check.since for check in CHECKS}
 # Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
 # settings with NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
 # {code: (verdict, meaning)}
@@ -109,9 +112,9 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
     sentences_of = {"unchecked": skipped, "not applicable": without_object}
     severities = []
     for check in CHECKS:
-        outcome = check.judge(record, limits)
         if check.since > record.schema_version:
-            outcome = unchecked("the record is older than this check")
+            continue  # the verdict of an older record is that of its time
+        outcome = check.judge(record, limits)
         if not outcome:
             continue
         if not isinstance(outcome, CheckOutcome):

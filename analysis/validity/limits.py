@@ -4,6 +4,7 @@ benchmarks.training.derive computes the facts of the steps from the raw lines.
 """
 
 import math
+from collections.abc import Mapping
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE
 from analysis.findings.communication import COST
@@ -33,6 +34,7 @@ MOST_DEVIATIONS, LEAST_MOST_EFFICIENCY = 3.0, 1.005
 # hardly awaited; METHOD.md says why less is possible.
 EXPECTED_OF_REFERENCE, MOST_OF_REFERENCE = 1.05, 1.2
 MOST_UNACCOUNTED = 1e-3  # of a window that samples may leave out; on H200s they leave out 5·10⁻⁷
+MOST_OF_GRID = 1e-4  # of a step, to which its samples may be rounded
 MOST_ROUNDED = 1e-6  # relative error that floats may leave in images ÷ seconds
 MOST_OF_DATA = 0.02  # share of a step that a loader may cost before it is said to limit the rate
 OF_NOISE = 2.0  # a slow rank is slower by this many half-widths of the 95 % interval
@@ -154,7 +156,26 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     facts = record.checks["stationarity"]
     if not facts:
         return unchecked("too few steps were timed")
-    allowed = _of_device(record, limits.change_limit)
+    return _changes(facts, _of_device(record, limits.change_limit))
+
+
+@check(
+    "suspect",
+    "the step time changed in the same way in each timed window: {}",
+    needs="stationarity_in_windows",
+    since=7,
+)
+def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
+    """in the mean of all timed windows, iteration by iteration, the step time changed or drifted by
+    more than {change_limit}, 3 times that on CPU workers, and by more than noise explains
+    """
+    facts = record.checks["stationarity_in_windows"]
+    if not facts:
+        return not_applicable("fewer than two windows of 12 steps were timed")
+    return _changes(facts, _of_device(record, limits.change_limit))
+
+
+def _changes(facts: Mapping[str, float], allowed: float) -> str:
     changes = []
     if abs(facts["change"]) > allowed and facts["change_beyond"] > 1:
         share, step = 100 * facts["change"], facts["change_at"]
@@ -163,8 +184,17 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
         share = 100 * facts["drift"]
         changes.append(f"it drifted by {share:+.1f} % from the first to the last iteration")
     if not changes:
-        return None
+        return ""
     return f"{' and '.join(changes)}, allowed {100 * allowed:.1f} %"
+
+
+@check("suspect", "the times of the steps were rounded: {}", needs="grid_ms", since=7)
+def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
+    """all timed steps are whole multiples of 0.01 ms or more, which is above 0.01 % of the step"""
+    grid_ms, step_ms = record.checks["grid_ms"], record.metrics["step/ms_median"]
+    if grid_ms <= MOST_OF_GRID * step_ms:
+        return None
+    return f"all are multiples of {grid_ms:g} ms, {100 * grid_ms / step_ms:.2g} % of a step"
 
 
 @check("suspect", "one rank is slower than the others: {}")

@@ -20,6 +20,7 @@ from conf.schema import ValidityLimits
 # The dtype in which autocast computes, and most layers do, by precision; else float32.
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
+FEWEST_RIGHT = 0.95  # of the layers; a loss or a head may compute in float32
 ROUNDING = 1e-9  # of a number that is computed another way
 HALF = ("fp16", "bf16")  # hooks that send half the bytes
 MOST_NAMED = 3  # things that a sentence names
@@ -92,6 +93,17 @@ def _peer(facts: Sequence[object]) -> str:
         if value:
             words.append(f"{noun}{value}")
     return ", ".join(words) or "nobody"
+
+
+@check("suspect", "the ranks ran on different software: {}", since=7)
+def versions_differ(record: Record, _: ValidityLimits) -> Judgement:
+    """a rank has another version of a library, or another number of threads, than rank 0"""
+    if record.cell.world_size == 1:
+        return not_applicable("there is only one rank")
+    if "versions_differ" not in record.checks:
+        return unchecked(NOT_REPORTED)
+    differing = record.checks["versions_differ"]
+    return "; ".join(f"{name} {', '.join(of_ranks)}" for name, of_ranks in differing.items())
 
 
 # Weights, gradients and losses
@@ -248,6 +260,31 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     return f"{counted:.0f} counted, {expected:.0f} expected"
 
 
+@check("invalid", "a timed window was written twice: {}", needs="windows_repeated", since=7)
+def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
+    """two timed windows of a rank have the same samples or the same moment"""
+    count = record.checks["windows_repeated"]
+    if not count:
+        return None
+    return f"{count} with the samples or the moment of another"
+
+
+@check(
+    "invalid",
+    "the samples are not all of the iterations that ran: {}",
+    needs="iterations_missing",
+    since=7,
+)
+def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
+    """the windows of a rank have other iterations than its heartbeats count: one is missing, cut or
+    written twice
+    """
+    count = record.checks["iterations_missing"]
+    if not count:
+        return None
+    return f"by its heartbeats a rank ran at least {count} more or less than its windows hold"
+
+
 @check("invalid", "the ranks do not have batches of their own: {}", needs="batches_differ")
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     """ranks or steps have the same batch"""
@@ -260,7 +297,7 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the precision is not the one that was asked for: {}", needs="arithmetic")
 def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
-    """autocast, TF32 or most layers computed in another precision than asked"""
+    """autocast, TF32 or more than 5 % of the layers computed in another precision than asked"""
     facts, precision = record.checks["arithmetic"], record.cell.precision
     if facts["autocast"] != AUTOCAST.get(precision):
         return f"precision={precision}, and autocast was {facts['autocast'] or 'off'}"
@@ -268,7 +305,7 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
         return f"precision={precision}, and TF32 was {'on' if facts['tf32'] else 'off'}"
     layers = sum(facts["layers"].values())
     right = facts["layers"].get(LAYERS.get(precision, "float32"), 0)
-    if 2 * right < layers:
+    if right < FEWEST_RIGHT * layers:
         wrong = f"{layers - right} of {layers} layers"
         return f"precision={precision}, and {wrong} returned another dtype"
     return None

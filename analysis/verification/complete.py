@@ -49,6 +49,8 @@ def complete(
         output = values.get("output", "")
         record = dataclasses.replace(record, **{name: values.get(name, {}) for name in FIELDS})
     metrics, checks = summary(folder)
+    if record.cell.world_size > 1:
+        checks["versions_differ"] = _differing_versions(record.cell, lines)
     cost = to_record(folder, lines, record.started_at, record.ended_at)
     if cost is not None:
         record = dataclasses.replace(record, tables=record.tables | cost.tables)
@@ -81,3 +83,18 @@ def _with_reports(record: Record, folder: CellFolder, lines: RankLines) -> Recor
     if servers:
         environment["servers"] = servers
     return dataclasses.replace(record, environment=environment, ranks=ranks)
+
+
+def _differing_versions(cell: Cell, lines: RankLines) -> dict[str, list[str]]:
+    """Return what ranks run in different versions, by rank; on one host also their threads."""
+    of_ranks: dict[str, list[str]] = {}
+    for rank in range(cell.world_size):
+        report = reported(lines[rank])
+        if report is None:
+            continue
+        facts, versions = report
+        if not cell.hosts:
+            versions = versions | {"threads": str(facts.get("threads"))}
+        for name, version in versions.items():
+            of_ranks.setdefault(name, []).append(version)
+    return {name: different for name, different in of_ranks.items() if len(set(different)) > 1}

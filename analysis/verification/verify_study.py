@@ -11,14 +11,12 @@ from typing import Any
 
 from analysis.findings.record_values import again, rests_on
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
-from analysis.validity.checks import SINCE
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 from benchmarks.record.folder import ABSENT as NO_FILE
 from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, changed
 from benchmarks.record.metrics import since
-from benchmarks.record.record import OLDEST_SCHEMA
 
 RECORD = "record.json"
 ABSENT = "absent"
@@ -206,15 +204,14 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
     # until 2026-11-23 some ranks measured several cells
     has_shared_ranks = "pool" in set().union(*record.ranks)
     for part in again.parts:
-        recorded = dict(leaves(getattr(record, part)))
-        recomputed = dict(leaves(getattr(again.record, part)))
+        values = [getattr(record, part), getattr(again.record, part)]
+        if part == "cell":
+            values = [cell.to_dict() for cell in values]
+        recorded, recomputed = (dict(leaves(value)) for value in values)
         for key in {**recomputed, **recorded}:
             label = f"{part} {key}".strip()
-            name_of_key, _, code = key.partition(".")
-            is_younger = since(part, name_of_key) > record.schema_version
+            is_younger = since(part, key.partition(".")[0]) > record.schema_version
             if is_younger and key not in recorded:
-                continue
-            if part == "validity" and SINCE.get(code, OLDEST_SCHEMA) > record.schema_version:
                 continue
             if has_shared_ranks and label.startswith(OF_SHARED_RANKS):
                 continue

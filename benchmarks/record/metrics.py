@@ -239,6 +239,11 @@ METRICS: Mapping[str, Metric] = {entry.name: entry for entry in _TABLE}
 # Entries of other parts of a record that came later than the oldest schema, likewise.
 LATER_ENTRIES = {
     ("tables", "residuals"): 5,
+    ("checks", "stationarity_in_windows"): 7,
+    ("checks", "windows_repeated"): 7,
+    ("checks", "iterations_missing"): 7,
+    ("checks", "grid_ms"): 7,
+    ("checks", "versions_differ"): 7,
 }
 COLUMNS = tuple(entry for entry in _TABLE if entry.column)
 

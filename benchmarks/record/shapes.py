@@ -72,6 +72,13 @@ EFFECTIVE = optional(
 
 # Facts that checks judge
 
+STATIONARITY = optional(  # empty where too few steps were timed
+    drift=Number,
+    drift_beyond=Number,
+    change=Number,
+    change_beyond=Number,
+    change_at=Number,
+)
 GPU_PHASE: Any = required(  # lists have an entry for each GPU
     samples=Count,
     throttle_reasons=list[str],
@@ -110,13 +117,12 @@ CHECKS = optional(
     wrong_bytes=list[Count],
     copies_compared=Count,
     copies_wrong=dict[str, Count],
-    stationarity=optional(  # empty where too few steps were timed
-        drift=Number,
-        drift_beyond=Number,
-        change=Number,
-        change_beyond=Number,
-        change_at=Number,
-    ),
+    stationarity=STATIONARITY,
+    stationarity_in_windows=STATIONARITY,
+    windows_repeated=Count,
+    iterations_missing=Count,
+    grid_ms=Number,
+    versions_differ=dict[str, list[str]],
     pauses=required(
         count=Number,
         lost_share=Number,

@@ -38,6 +38,8 @@ MOST_BEYOND = 1e6  # of a series without noise
 # A pause makes a step longer than the median by this share, and by this many times the distance of
 # the 90th percentile.
 PAUSE_SHARE, PAUSE_DISTANCES = 0.25, 6.0
+# Clocks resolve a µs or less: times that are whole multiples of these were rounded.
+GRIDS_MS, ON_GRID = (1.0, 0.1, 0.01), 1e-6
 Windows = Sequence[Sequence[float]]  # ms of each iteration, by window
 Array = np.ndarray[Any, Any]
 
@@ -213,6 +215,26 @@ def stationarity(ms: Sequence[float]) -> dict[str, float]:
         "change_beyond": change_beyond,
         "change_at": float(change_at),
     }
+
+
+def folded(windows: Windows) -> list[float]:
+    """Return the mean over windows at each place of a window, the first n of all long windows.
+
+    What happens in each window at the same place stands out of noise. Empty below two windows.
+    """
+    long = _long(windows)
+    if len(long) < 2:
+        return []
+    return [math.fsum(at_place) / len(long) for at_place in zip(*long, strict=False)]
+
+
+def grid(ms: Sequence[float]) -> float:
+    """Return the coarsest of GRIDS_MS on which all values lie; 0: on none."""
+    values = np.asarray(ms, dtype=float)
+    for step in GRIDS_MS:
+        if np.abs(values / step - np.round(values / step)).max() < ON_GRID:
+            return step
+    return 0.0
 
 
 def drift(ms: Sequence[float]) -> float:

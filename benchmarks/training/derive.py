@@ -253,11 +253,16 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
         for block in of_kind(own, Kind.BLOCK):
             samples_ms = math.fsum([block["lead_in_ms"], *block["ms"]])
             unaccounted.append(abs(samples_ms / float(block["device_ms"]) - 1))
-    ms = slowest_ms(together(lines, Kind.BLOCK, purpose="timed"))
+    timed_windows = _windows(lines, "timed")
+    ms = statistics.joined(timed_windows)
     checks: dict[str, Any] = {
         "stationarity": statistics.stationarity(ms),
+        "stationarity_in_windows": statistics.stationarity(statistics.folded(timed_windows)),
         "pauses": statistics.pauses(ms),
         "unaccounted_share": max(unaccounted),
+        "windows_repeated": max(map(_repeated, lines.values())),
+        "iterations_missing": max(map(_missing, lines.values())),
+        "grid_ms": statistics.grid(ms),
     }
     # Steps that wait for no other rank: those without exchange; every step of strategy=none.
     purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
@@ -278,6 +283,40 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
     low, high = statistics.difference_interval(share, shares)
     checks["slowest_rank"] = {"rank": slowest_rank, "share": share, "noise": (high - low) / 2}
     return checks, {OWN_MS: by_rank}
+
+
+def _repeated(own: Sequence[Line]) -> int:
+    """Return how many timed windows of a rank have the samples of another, or its moment."""
+    windows = of_kind(own, Kind.BLOCK, purpose="timed")
+    samples = {tuple(window["ms"]) for window in windows}
+    moments = {window["time"] for window in windows}
+    return len(windows) - min(len(samples), len(moments))
+
+
+def _missing(own: Sequence[Line]) -> int:
+    """Return how many iterations the windows of a rank lack, or have too many, by its heartbeats.
+
+    A heartbeat says how many iterations were begun. Inside the window that is written next, it lies
+    between those of all windows before and those with this window; what ranks begin outside of
+    windows, which no heartbeat may see, shifts all alike.
+    """
+    iterations = 0  # of the windows so far
+    least_shift, most_shift = -math.inf, math.inf
+    begun: list[int] = []  # as the heartbeats since the last window say
+    for line in own:
+        if line["kind"] == Kind.BEAT:
+            begun.append(line["iterations"])
+        elif line["kind"] == Kind.BLOCK:
+            after = iterations + len(line["ms"]) + 1  # with the lead-in
+            for count in begun:
+                least_shift = max(least_shift, count - after)
+                most_shift = min(most_shift, count - iterations)
+            iterations, begun = after, []
+        elif line["kind"] == Kind.PHASE and line["phase"] == "compare":
+            break
+    for count in begun:  # of a window that is not there
+        least_shift = max(least_shift, count - iterations)
+    return int(max(0, least_shift - most_shift))
 
 
 def _excess(values: Sequence[float], rank: int) -> float:
