@@ -42,7 +42,10 @@ def test_clean_twins_have_no_code_and_every_check_ran(tmp_path):
 
 @pytest.mark.parametrize(
     ("lost", "unchecked"),
-    [("gpus.jsonl", {"throttled", "foreign_load"}), ("nccl/*.log", {"setting_ignored"})],
+    [
+        ("gpus.jsonl", {"throttled", "foreign_load"}),
+        ("nccl/*.log", {"setting_ignored", "setting_not_asked", "transport_below_wires"}),
+    ],
 )
 def test_what_was_lost_before_the_record_was_made_is_unchecked(lost, unchecked, tmp_path):
     folder = gpu_cell(tmp_path, cell={"nccl": {"NCCL_P2P_LEVEL": "LOC"}})

@@ -1,5 +1,6 @@
 """`python -m analysis verify`: raw lines of every benchmark and strategy give what records say."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -11,6 +12,8 @@ from derived_results import write_record
 from rank_cases import COLLECTIVE, EXCHANGE, HOST_LINK, JACOBI, P2P
 
 from analysis.__main__ import main
+from analysis.validity.checks import judged, limits_of
+from analysis.verification.quick import QuickCheck
 from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
@@ -171,6 +174,23 @@ def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equ
     assert printed[-1].endswith("; 2 records cannot be checked")
 
 
+def test_a_limit_that_was_moved_with_its_verdict_is_said(one, capsys):
+    folder, study = one
+    assert verified(capsys, study)[1]["limits"] == {}, "all are the defaults"
+
+    record = read(folder / "record.json")
+    limits = dataclasses.replace(limits_of(record), noise_limit=9.0)
+    write(CellFolder(folder), judged(record, limits))
+    status, found = verified(capsys, study)
+    moved = "validity.noise_limit=9 (default 0.05)"
+    assert (status, found["differences"], found["limits"]) == (0, [], {moved: 1})
+    assert main(["verify", str(study)]) == 0
+    assert f"judged by another limit in 1 record: {moved}" in capsys.readouterr().out
+    check = QuickCheck()
+    check.marked(read(folder / "record.json"), CellFolder(folder))
+    assert check.sentence().endswith(f" 1 record judged by another limit: {moved}.")
+
+
 def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     assert f"analysis verify: {tmp_path}: holds no record" in capsys.readouterr().err
@@ -186,7 +206,7 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
         assert "the lines of the ranks are incomplete" in record.failure.message
     lines = read_lines(folder / "ranks" / "0.jsonl")
     facts = next(line for line in lines if line["kind"] == "result")
-    assert assembled(folder, derive=None).checks == facts["checks"]
+    assert assembled(folder, derive=None).checks == facts["checks"] | {"versions_differ": {}}
 
 
 @pytest.mark.parametrize(

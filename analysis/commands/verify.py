@@ -99,6 +99,7 @@ def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, i
             "differences": jsonable(list(map(dataclasses.asdict, result.differences))),
             "not_recomputed": list(map(dataclasses.asdict, result.omissions)),
             "not_compared": dict(result.not_compared),
+            "limits": dict(result.limits),
         }
         if study in saved_bytes:
             content["bytes_saved"] = saved_bytes[study]
@@ -132,6 +133,8 @@ def _print(study: str, result: Verification, packed: str) -> None:
     for name, records in sorted(result.not_compared.items()):
         where = "a file that this needs is not in the folder"
         lines.append(f"not compared in {count(records, 'record')}: {name} ({where})")
+    for limit, records in sorted(result.limits.items()):
+        lines.append(f"judged by another limit in {count(records, 'record')}: {limit}")
     if packed:
         lines.append(packed)
     summary = (

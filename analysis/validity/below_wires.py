@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analysis.study.provenance import facts_of_hosts, gpus_of
 from analysis.topology.model import nvlink_count, nvlink_gb_per_s
-from analysis.validity.check import CheckOutcome, Judgement, check, list_some
+from analysis.validity.check import CheckOutcome, Judgement, check, list_some, unseen
 from analysis.validity.nccl_settings import CHANNEL_LIMITS
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
@@ -37,7 +37,9 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     or PXB joins (finding: its log says that peer access is missing), had half of the usual channels
     over NV18 or less, or the ring of a reference reached less than 40 % of its NVLinks
     """
-    nccl = record.effective.get("nccl", {})
+    nccl = record.effective.get("nccl")
+    if nccl is None:
+        return unseen(record)
     settings = nccl.get("settings", {}).keys() | record.cell.nccl.keys()
     uses = list(_wire_uses(record))
     unused = []

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from benchmarks.record import Record
 from benchmarks.record.record import OLDEST_SCHEMA
+from conf import groups
 from conf.schema import ValidityLimits
 
 NOT_REPORTED = "the ranks did not report it"
+RINGS = ("ring", "two_rings")  # what strategies that exchange through NCCL declare to send
 MOST_NAMED = 4  # things that a sentence names
 
 
@@ -105,6 +107,22 @@ def unless_cpu(record: Record, why: str) -> CheckOutcome:
     if record.cell.device == "cuda":
         return unchecked(why)
     return not_applicable("CPU workers have no GPU")
+
+
+def unseen(record: Record) -> CheckOutcome | None:
+    """Return that no log of NCCL shows what GPUs exchanged through it; None where one does.
+
+    None too where the strategy exchanges by another way, and for records of before schema 7.
+    """
+    cell = record.cell
+    has_exchanged = cell.device == "cuda" and "comm/exchange_ms" in record.metrics
+    if not has_exchanged or "nccl" in record.effective or record.schema_version < 7:
+        return None
+    declared = cell.declared.get("strategy", {})
+    sends = groups.sends(cell.strategy["name"], cell.strategy, declared)
+    if sends not in RINGS or cell.strategy.get("transport") == "gloo":
+        return None
+    return unchecked("there is no log of NCCL")
 
 
 def list_some(items: Sequence[str]) -> str:

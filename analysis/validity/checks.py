@@ -143,6 +143,16 @@ def limits_of(record: Record) -> ValidityLimits:
     return ValidityLimits(**{name: judged_by[name] for name in names & judged_by.keys()})
 
 
+def changed_limits(record: Record) -> list[str]:
+    """Return the limits that a record was judged by and that are not the defaults, with both."""
+    defaults = vars(ValidityLimits())
+    changed = []
+    for name, value in record.validity.limits.items():
+        if name in defaults and value != defaults[name]:
+            changed.append(f"validity.{name}={value:g} (default {defaults[name]:g})")
+    return changed
+
+
 def judged(record: Record, limits: ValidityLimits) -> Record:
     """Return the record with its validity."""
     return dataclasses.replace(record, validity=judge(record, limits))

@@ -22,6 +22,7 @@ from analysis.validity.check import (
     not_applicable,
     unchecked,
     unless_cpu,
+    unseen,
 )
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
@@ -50,7 +51,7 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
             if name.startswith("NCCL_") and SAFETY.get(name) != value:
                 around.append(name)
         if not around:
-            return None
+            return unseen(record)
         return unchecked(f"no NCCL log shows whether NCCL used {list_some(around)}")
     environment = variables(record)
     settings = []

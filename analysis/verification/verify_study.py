@@ -11,6 +11,7 @@ from typing import Any
 
 from analysis.findings.record_values import again, rests_on
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
+from analysis.validity.checks import changed_limits
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
@@ -70,6 +71,8 @@ class Verification:
     omissions: list[Omission] = field(default_factory=list)
     # values whose source is not in the folder: of how many records
     not_compared: Counter[str] = field(default_factory=Counter)
+    # limits that are not the defaults: of how many records, which they judged all the same
+    limits: Counter[str] = field(default_factory=Counter)
 
     @property
     def right(self) -> bool:
@@ -108,6 +111,7 @@ def verify(study: Path) -> Verification:
             if value is not None:
                 label = f"metrics {metric} ({dividend} ÷ {divisor or 'ranks'})"
                 result.compare(name, RECORD, label, record.metrics[metric], value)
+        result.limits.update(changed_limits(record))
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, records.values(), result)
         earlier = []
