@@ -1,13 +1,23 @@
 """Ringside's command: `python launch.py [-m] [option=value …]` reads a request and runs it."""
 
+import gc
 import os
 import signal
 import sys
+import time
 
-from launch import startup
+# Before all that takes time is imported: a sweep's seconds count from here.
+BEGAN_S = time.monotonic()
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 if __name__ == "__main__":
-    sigint_handler = startup.begin()
+    # Else it would walk through all that is imported and planned again and again
+    # (launch.study.background).
+    gc.disable()
+    # Ctrl-C ends the process without a traceback; a job in the background goes on ignoring it.
+    sigint_handler = signal.getsignal(signal.SIGINT)
+    if sigint_handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import hydra
 import yaml
@@ -16,8 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import command_line, groups, schema
 from conf.options import Refused
-from launch.cli import compose, help, hydra_errors
-from launch.display.resilient_stream import close_quietly
+from launch import compose, help, hydra_errors
 from launch.machine.secrets import redact
 
 
@@ -45,7 +54,7 @@ def main() -> int:
             raise Refused(f"{' '.join(typed)}: names no cell; each option of a sweep needs a value")
         from launch.sweep import run  # half a second that help need not wait for
 
-        return run(requests, typed, startup.BEGAN_S, preset)
+        return run(requests, typed, BEGAN_S, preset)
     except (
         HydraException,
         OmegaConfBaseException,
@@ -60,11 +69,11 @@ def main() -> int:
         return 0
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
-        return startup.INTERRUPTED
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, sigint_handler)
     status = main()
-    close_quietly(interrupted=status == startup.INTERRUPTED)
+    help.close_quietly(interrupted=status == INTERRUPTED)
     sys.exit(status)

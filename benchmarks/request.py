@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from conf import groups
 from conf.cell import Cell
+from conf.host import SHARED_MEMORY_FOLDER
 from conf.options import Refused
-from conf.process_env import SHARED_MEMORY_FOLDER
 from conf.targets import call_dotted, locate_without_torch
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.record.safe_text import one_line
 from conf.schema import Tracking
 from launch.tracking.store import TrackingUnavailable, WrongUri
-from launch.tracking.sync import sync
+from launch.tracking.tracker import sync
 
 NAME = "python -m launch sync"
 

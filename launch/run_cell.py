@@ -17,16 +17,15 @@ from conf.cell import Cell
 from conf.schema import Config
 from launch.engines.engine import CellEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables, scrubbed
-from launch.machine.exhaustion import ResourceSnapshot
+from launch.nsys import Nsys
 from launch.plan.order import PlannedCell
-from launch.profile.nsys import Nsys
-from launch.study.identity import Sweep
 from launch.study.live_forecasts import NONE, Forecasts
 from launch.study.run_environment import RunEnvironment
-from launch.study.study_folder import StudyFolder, assemble, prepare
+from launch.study.study_folder import StudyFolder, Sweep, assemble, prepare
 from launch.supervision import supervise
-from launch.supervision.progress import Watch
+from launch.supervision.failure import ResourceSnapshot
 from launch.supervision.supervise import Outcome
+from launch.supervision.watch import Watch
 
 TUNING_PASS = "benchmarks.training.passes.tuning"
 
@@ -160,7 +159,7 @@ class CellRunner:
         progress: Callable[[Watch], None],
     ) -> Record:
         """Return the record with what the profiled pass gave; as it is if the user stopped it."""
-        from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
+        from launch.profiled_pass import profiled  # with numpy, which a plan does not need
 
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             own = dict(variables)

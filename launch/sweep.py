@@ -23,7 +23,7 @@ from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Request
-from launch.cli.compose import cpu_preset_note
+from launch.compose import cpu_preset_note
 from launch.display.closing_summary import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
@@ -33,8 +33,7 @@ from launch.display.closing_summary import (
     print_summary,
     sweep_note,
 )
-from launch.display.resilient_stream import ResilientStream
-from launch.display.screen import SKIPPED, Screen
+from launch.display.screen import SKIPPED, ResilientStream, Screen
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
@@ -54,12 +53,11 @@ from launch.study.background import (
     look_for_garbage,
     update_noise_floor,
 )
-from launch.study.identity import Sweep
 from launch.study.live_forecasts import Forecasts
 from launch.study.run_environment import HostsEnvironment, RunEnvironment
-from launch.study.study_folder import StudyFolder, find_finished
-from launch.supervision.progress import Watch
-from launch.supervision.stopping import Stopping
+from launch.study.study_folder import StudyFolder, Sweep, find_finished
+from launch.supervision.supervise import Stopping
+from launch.supervision.watch import Watch
 from launch.tracking.tracker import MlflowWriter
 
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold

@@ -21,7 +21,7 @@ from conf.cell import Cell, Network, Optimizer
 from conf.resolve import checked, resolve
 from launch.machine.facts import RECORDED
 from launch.machine.fleet import Fleet, Host
-from launch.study.identity import ProcessIdentity, Sweep
+from launch.study.study_folder import ProcessIdentity, Sweep
 
 BENCHMARK = {
     "name": "throughput",

@@ -27,8 +27,8 @@ from rank_cases import GROUPS
 from conf import groups, schema
 from conf.cell import Cell
 from conf.options import Refused
+from launch.nsys import find
 from launch.plan import refusals
-from launch.profile.nsys import find
 
 ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"

@@ -241,7 +241,7 @@ def read_record(seed, folder):
 def dead_cell(name):
     """Return the files of a study, {path: bytes}, of a cell whose launcher died, and the cell."""
     from conf.cell import Cell
-    from launch.study.identity import ProcessIdentity
+    from launch.study.study_folder import ProcessIdentity
 
     record = json.loads((RAW / name / "record.json").read_text())
     cell = Cell.from_dict(record["cell"])
@@ -288,7 +288,7 @@ def recover_cell(seed, folder):
     from benchmarks.record import CellFolder, RecordError, read
     from launch.study.study_folder import StudyFolder
     from launch.supervision.failure import ends, first_cause
-    from launch.supervision.progress import Watch
+    from launch.supervision.watch import Watch
 
     name, _, path = seed.name.partition(":")
     files, cell = dead_cell(name)

@@ -14,7 +14,7 @@ from faults_table import SILENCE_S, START_S, key_of
 
 from benchmarks.record import read_lines, read_study
 from launch.study.study_folder import StudyFolder
-from launch.tracking.sync import sync
+from launch.tracking.tracker import sync
 
 # Tiny windows in which every phase comes.
 SHORT = [

@@ -257,7 +257,7 @@ def plant_in_rank(module):
 
 # Phases of the launcher alone: what it calls there, and whether to strike before or after the call.
 CALLED = {
-    "compose": ("launch.cli.compose", "requests_of", "before"),
+    "compose": ("launch.compose", "requests_of", "before"),
     "spawn": ("launch.engines.local", "LocalEngine.start", "after"),
     "projection": ("launch.tracking.tracker", "Tracker.log", "before"),
     "report": ("launch.study.background", "write_report", "before"),

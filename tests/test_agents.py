@@ -23,7 +23,7 @@ from benchmarks.agent.processes import write_proc_environ
 from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, Writer
 from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder, read_lines
-from conf.process_env import NO_TOKEN, TOKEN
+from conf.host import NO_TOKEN, TOKEN
 from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
 from launch.engines.agent_channel import AgentGone, Channel, RemoteHost

@@ -24,7 +24,7 @@ from conf import schema
 from conf.command_line import normalise
 from launch import sweep
 from launch.study.background import NEEDED, BackgroundQueue, StudyReport
-from launch.supervision.progress import Watch
+from launch.supervision.watch import Watch
 from launch.tracking import store, tracker
 
 

@@ -24,9 +24,8 @@ from benchmarks import record as records
 from benchmarks.rank.stacks import collective_as_stack, last_collectives
 from benchmarks.record import CellFolder
 from launch.supervision import failure as logs
-from launch.supervision import stack_reader
-from launch.supervision.progress import Watch
-from launch.supervision.stack_reader import StackState
+from launch.supervision import watch
+from launch.supervision.watch import StackState, Watch
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
 WORKER_FILE, SERVER_FILE = f"{ROOT}/benchmarks/rank/worker.py", f"{ROOT}/trainers/kvstore/server.py"
@@ -378,25 +377,25 @@ def test_the_first_step_may_be_long_and_a_rank_that_is_stopped_in_it_is_noticed_
 
 def test_a_log_without_a_stack_has_no_place(tmp_path):
     log = tmp_path / "rank0.log"
-    assert stack_reader.locate(log, 0) is None and stack_reader.log_bytes(log) == 0
+    assert watch.locate(log, 0) is None and watch.log_bytes(log) == 0
     log.write_text("Thread of mine\n  File nothing\n\x00\xff")
-    assert stack_reader.locate(log, 0) is None
-    before = stack_reader.log_bytes(log)
+    assert watch.locate(log, 0) is None
+    before = watch.log_bytes(log)
     with log.open("a") as file:
         file.write(dump([("/home/me/fifo", 10**9, "f")]))
-    assert stack_reader.locate(log, before).state == StackState.FOREIGN
+    assert watch.locate(log, before).state == StackState.FOREIGN
 
 
 def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path):
     log = tmp_path / "rank0.log"
     for folder in ("/usr/lib/python3.12", "/usr/lib64/python3.9", "/opt/conda/lib/python3.14"):
         log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
-        found = stack_reader.locate(log, 0)
+        found = watch.locate(log, 0)
         assert found.state == StackState.BUSY and "threading" not in found.words, folder
 
 
 def test_the_loops_that_wait_are_where_they_are_looked_for():
-    for file, function in (*stack_reader.LOOPS, stack_reader.WORKING):
+    for file, function in (*watch.LOOPS, watch.WORKING):
         assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), (file, function)
 
 

@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from conf import command_line, schema
-from launch.cli import compose
+from launch import compose
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = (

@@ -15,7 +15,7 @@ from launch.display.closing_summary import doubts
 from launch.display.columns import verdict
 from launch.display.screen import DISPENSABLE, Screen, duration
 from launch.plan.order import PlannedCell
-from launch.supervision.progress import Watch
+from launch.supervision.watch import Watch
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 

@@ -24,9 +24,8 @@ from conf.schema import Tracking
 from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.study import study_folder
-from launch.study.identity import ProcessIdentity, Sweep
-from launch.tracking.sync import sync
-from launch.tracking.tracker import MlflowWriter
+from launch.study.study_folder import ProcessIdentity, Sweep
+from launch.tracking.tracker import MlflowWriter, sync
 
 EARLY, LATE = "a" * 32, "b" * 32
 

@@ -20,11 +20,10 @@ from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.options import Refused
 from conf.schema import Tracking
-from launch.machine import exhaustion
 from launch.machine.devices import refuse_small_limits
-from launch.machine.exhaustion import ResourceSnapshot
-from launch.study.identity import Sweep
-from launch.study.study_folder import StudyFolder
+from launch.study.study_folder import StudyFolder, Sweep
+from launch.supervision import failure
+from launch.supervision.failure import ResourceSnapshot
 from launch.tracking.tracker import MlflowWriter
 
 ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
@@ -78,7 +77,7 @@ def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
     assert ResourceSnapshot(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
     refused = ResourceSnapshot(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)
     assert refused.cause == "killed" and refused.message.endswith("(pids.max of the control group)")
-    monkeypatch.setattr(exhaustion, "FULL_BYTES", 1 << 60)
+    monkeypatch.setattr(failure, "FULL_BYTES", 1 << 60)
     full = before.explain(ENDED, tmp_path).message
     said = f"; there is no space left on the file system of {tmp_path}; /dev/shm is full"
     assert full.endswith(said)

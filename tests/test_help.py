@@ -12,7 +12,7 @@ from conf import groups
 from conf.command_line import GROUPS
 from conf.options import Refused
 from conf.schema import Config, Request
-from launch.cli.help import about_choice, option_rows
+from launch.help import about_choice, option_rows
 from launch.plan.refusals import refuse_nested, refuse_several_values
 
 ROOT = Path(__file__).parent.parent

@@ -13,12 +13,12 @@ import trainers.process
 from analysis.validity.gpu_samples import summary
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, Lines
-from conf import host_limits, nccl
+from conf import host, nccl
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
 from launch.study.background import StudyReport
-from launch.supervision.progress import Watch
+from launch.supervision.watch import Watch
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,8 +28,8 @@ def in_control_groups(folder, monkeypatch, groups, files):
     for name, text in {**files, "groups": groups}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    monkeypatch.setattr("conf.host_limits.GROUPS", folder / "groups")
-    monkeypatch.setattr("conf.host_limits.MOUNTED", folder)
+    monkeypatch.setattr("conf.host.GROUPS", folder / "groups")
+    monkeypatch.setattr("conf.host.MOUNTED", folder)
 
 
 QUOTA, PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
@@ -129,7 +129,7 @@ def test_cores_are_counted_in_one_place():
             if "sched_getaffinity" in path.read_text(encoding="utf-8"):
                 asks.add(str(path.relative_to(ROOT)))
     assert asks == {
-        "conf/host_limits.py",
+        "conf/host.py",
         "trainers/process.py",  # which of them are near a GPU
         "benchmarks/agent/sampler.py",  # whose load is counted
     }
@@ -163,12 +163,12 @@ OF_ONE = {
 )
 def test_a_limit_of_memory_is_as_much_memory(tmp_path, monkeypatch, groups, files, free):
     in_control_groups(tmp_path, monkeypatch, groups, {**files, **MEMORY})
-    monkeypatch.setattr("conf.host_limits.MEMORY", tmp_path / "meminfo")
-    assert host_limits.free_memory() == free
+    monkeypatch.setattr("conf.host.MEMORY", tmp_path / "meminfo")
+    assert host.free_memory() == free
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1 << 40))
-    assert host_limits.free_shared_memory() == free  # what lies there is memory too
-    monkeypatch.setattr("conf.host_limits.MEMORY", tmp_path / "nothing")
-    assert host_limits.free_memory() is None and host_limits.free_shared_memory() == 1 << 40
+    assert host.free_shared_memory() == free  # what lies there is memory too
+    monkeypatch.setattr("conf.host.MEMORY", tmp_path / "nothing")
+    assert host.free_memory() is None and host.free_shared_memory() == 1 << 40
 
 
 def test_a_gpu_that_the_driver_refuses_is_left_out(driver):

@@ -21,8 +21,7 @@ import pytest
 from analysis.report.build import report
 from benchmarks.record import read_study
 from conf.schema import Tracking
-from launch.tracking.sync import sync
-from launch.tracking.tracker import Tracker
+from launch.tracking.tracker import Tracker, sync
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data" / "h200_x4"

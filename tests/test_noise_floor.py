@@ -26,8 +26,7 @@ from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.study.background import update_noise_floor
 from launch.study.study_folder import StudyFolder
-from launch.tracking.sync import sync
-from launch.tracking.tracker import Tracker
+from launch.tracking.tracker import Tracker, sync
 
 RATE, COST = "throughput/images_per_second", "strategy/cost_ms"
 FLOOR = Floor(0.002, 6, 12, "one")

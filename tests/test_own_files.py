@@ -15,8 +15,8 @@ from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, read, read_lines, safe_files
 from benchmarks.record.safe_files import NotOurs
+from conf.host import UMASK
 from conf.options import Refused
-from conf.process_env import UMASK
 from launch.study.background import update_noise_floor
 from launch.study.study_folder import StudyFolder
 from launch.tracking.store import store_lock

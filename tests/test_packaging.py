@@ -58,12 +58,15 @@ FOLDER_ARROWS = {
     "analysis.trace": (),
     "analysis.nccl": (),
     "launch.__main__": ("launch.tracking",),
-    "launch.sweep": ("launch.display", "launch.run_cell", "launch.tracking", "launch.cli"),
-    "launch.display": ("launch.plan",),
-    "launch.cli": ("launch.machine",),
-    "launch.run_cell": ("launch.plan",),
-    "launch.plan": ("launch.profile", "launch.tracking"),
-    "launch.profile": ("launch.supervision", "launch.study"),
+    "launch.help": ("launch.hydra_errors", "launch.machine"),
+    "launch.hydra_errors": (),
+    "launch.sweep": ("launch.display", "launch.run_cell", "launch.tracking", "launch.compose"),
+    "launch.display": ("launch.plan", "launch.supervision"),
+    "launch.compose": ("launch.machine",),
+    "launch.run_cell": ("launch.plan", "launch.profiled_pass"),
+    "launch.profiled_pass": ("launch.nsys", "launch.supervision", "launch.study"),
+    "launch.plan": ("launch.nsys", "launch.study", "launch.tracking"),
+    "launch.nsys": ("launch.machine",),
     "launch.tracking": ("launch.study",),
     "launch.supervision": ("launch.engines",),
     "launch.study": ("launch.engines",),
@@ -279,7 +282,7 @@ def loaded(statement, *names):
 
 
 def test_the_supervising_process_never_loads_torch():
-    ours = "launch.sweep, launch.__main__, launch.cli.hydra_errors, analysis.__main__, conf.cell"
+    ours = "launch.sweep, launch.__main__, launch.hydra_errors, analysis.__main__, conf.cell"
     names = ("torch", "torchvision", "numpy", "trainers", "benchmarks.rank.worker", "launch.sweep")
     assert loaded(f"import {ours}, conf.command_line", *names) == ["launch.sweep"]
 

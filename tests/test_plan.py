@@ -19,7 +19,7 @@ from analysis.topology.subset_classes import classes
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
-from conf.host_limits import usable_cores
+from conf.host import usable_cores
 from conf.options import Refused
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look

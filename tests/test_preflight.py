@@ -18,7 +18,7 @@ from benchmarks.agent.network import ProbeListeners, interfaces, try_connect
 from benchmarks.agent.processes import CELL_FOLDER, Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
-from conf.host_limits import usable_cores
+from conf.host import usable_cores
 from conf.options import Refused
 from launch.engines.environment import (
     NCCL_SUBSYSTEMS,

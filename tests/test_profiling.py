@@ -34,8 +34,8 @@ from conf.schema import Engine
 from launch.engines.environment import environment, scrubbed
 from launch.engines.local import LocalEngine
 from launch.machine.devices import Machine
-from launch.profile.nsys import Nsys, find
-from launch.profile.profiled_pass import checked
+from launch.nsys import Nsys, find
+from launch.profiled_pass import checked
 from launch.run_cell import CellRunner
 from launch.study.run_environment import RunEnvironment
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from analysis.__main__ import main as analysis
 from benchmarks import record as records
 from launch.__main__ import main as launch
-from launch.display.resilient_stream import ResilientStream
-from launch.supervision.stopping import Stopping
+from launch.display.screen import ResilientStream
+from launch.supervision.supervise import Stopping
 
 ROOT = Path(__file__).parent.parent
 CELL = (

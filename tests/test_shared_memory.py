@@ -10,8 +10,8 @@ import pytest
 from build import make_cell, strategy_of
 
 from conf.cell import Network
+from conf.host import SHARED_MEMORY_FOLDER as FOLDER
 from conf.options import Refused
-from conf.process_env import SHARED_MEMORY_FOLDER as FOLDER
 from launch.plan.refusals import PLENTY_BYTES, refuse_too_little
 from trainers import memory
 from trainers.needed_memory import shared_bytes
@@ -61,7 +61,7 @@ def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkey
 
 
 def test_a_machine_without_shared_memory_measures_what_takes_none(monkeypatch, memory_needed):
-    monkeypatch.setattr("conf.host_limits.SHARED_MEMORY_FOLDER", Path("/nowhere"))
+    monkeypatch.setattr("conf.host.SHARED_MEMORY_FOLDER", Path("/nowhere"))
     refuse_too_little(NONE)
     with pytest.raises(Refused, match=r"where 0.0 MiB are free"):
         refuse_too_little([LITTLE])

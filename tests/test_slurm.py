@@ -18,7 +18,7 @@ from benchmarks.record import read_lines, read_study
 from conf.options import Refused
 from conf.schema import Config, Engine
 from launch.engines import slurm
-from launch.engines.agent_command import agent_command
+from launch.engines.agent_channel import agent_command
 from launch.engines.slurm import job_parameters
 from launch.plan import estimate
 from launch.plan.estimate import TimeLeft

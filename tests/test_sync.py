@@ -11,8 +11,7 @@ from build import database_rows, make_sweep, tracked_folder, tracked_record, tra
 from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
-from launch.tracking.sync import SyncReport, sync
-from launch.tracking.tracker import Tracker
+from launch.tracking.tracker import SyncReport, Tracker, sync
 
 OTHER = "b" * 32
 

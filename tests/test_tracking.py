@@ -24,12 +24,10 @@ from rich.console import Console
 
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from conf.schema import Tracking
-from launch.study.identity import ProcessIdentity
-from launch.study.study_folder import StudyFolder
-from launch.tracking import mlflow_run, saved_view
+from launch.study.study_folder import ProcessIdentity, StudyFolder
+from launch.tracking import mlflow_run
 from launch.tracking.mlflow_run import project
-from launch.tracking.sync import sync
-from launch.tracking.tracker import MlflowWriter, Tracker
+from launch.tracking.tracker import MlflowWriter, Tracker, sync
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
@@ -133,7 +131,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from conf.schema import Tracking
-from launch.study.identity import Sweep
+from launch.study.study_folder import Sweep
 from launch.tracking.tracker import Tracker
 tracker = Tracker.open(Tracking(), Path(sys.argv[1]), "scaling")
 tracker.start_sweep(Sweep.begin("scaling", [], 1))
@@ -351,7 +349,7 @@ def test_the_experiment_has_a_view_with_the_figures(settings):
 
 def test_the_view_of_every_committed_study_fits_a_tag():
     for study in filter(Path.is_dir, DATA.glob("h200_x*/*")):
-        tags = saved_view.experiment_tags(read_study(study)[0])
+        tags = mlflow_run.experiment_tags(read_study(study)[0])
         assert len(tags) == 2 and all(len(text) <= 5000 for text in tags.values()), study
 
 

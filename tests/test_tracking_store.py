@@ -21,8 +21,7 @@ from benchmarks import record as records
 from benchmarks.record import CellFolder, safe_files
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
-from launch.study.identity import ProcessIdentity, Sweep
-from launch.study.study_folder import StudyFolder
+from launch.study.study_folder import ProcessIdentity, StudyFolder, Sweep
 from launch.tracking import store
 from launch.tracking.store import TrackingUnavailable, WrongUri, connect, sqlite_file, store_uri
 from launch.tracking.tracker import MlflowWriter, Tracker

@@ -17,8 +17,8 @@ import torch
 from cuda.bindings import runtime
 from torch import Tensor
 
-from conf.process_env import SHARED_MEMORY_FOLDER as FOLDER
-from conf.process_env import TOKEN, shared_memory_prefix
+from conf.host import SHARED_MEMORY_FOLDER as FOLDER
+from conf.host import TOKEN, shared_memory_prefix
 
 MIB = 1 << 20
 

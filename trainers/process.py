@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conf.host_limits import usable_cores
+from conf.host import usable_cores
 
 # How many cores this process may use as it starts, before it keeps to those near its GPU.
 CORES = usable_cores()

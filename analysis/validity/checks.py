@@ -63,7 +63,7 @@ CHECKS: tuple[Check, ...] = (
     limits.reference_exceeded,
 )
 # Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
-# settings with NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
+# settings with NCCL's log, from launch.profiled_pass, and from analysis.verification.quick.
 # {code: (verdict, meaning)}
 OTHER_CODES = {
     "setting_ignored": (

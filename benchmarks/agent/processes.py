@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from conf.process_env import (
+from conf.host import (
     LAUNCHER,
     SHARED_MEMORY_FOLDER,
     STARTER,

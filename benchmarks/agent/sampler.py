@@ -20,7 +20,7 @@ from benchmarks.agent.protocol import wait_readable
 from benchmarks.agent.scratch import remove_left
 from benchmarks.record import CellFolder, Kind, Lines
 from benchmarks.record.lines import now
-from conf.process_env import TOKEN
+from conf.host import TOKEN
 
 PERIOD_SECONDS = 0.5
 CPU_EVERY = 2  # periods between two looks at the CPU: each reads every process of the machine

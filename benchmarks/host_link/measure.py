@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
-from conf.host_limits import usable_cores
+from conf.host import usable_cores
 from trainers.process import CORES, on_threads
 
 BEFORE = 2  # calls before the timed ones: page tables, the driver's staging buffers, threads

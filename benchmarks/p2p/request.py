@@ -2,8 +2,8 @@
 
 from benchmarks.request import Room
 from conf.cell import Cell
+from conf.host import SHARED_MEMORY_FOLDER
 from conf.options import Refused
-from conf.process_env import SHARED_MEMORY_FOLDER
 
 # Of one GPU or CPU worker: one to send, one that others write into (a worker's is shared memory).
 BUFFERS = 2

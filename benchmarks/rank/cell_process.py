@@ -37,7 +37,7 @@ from benchmarks.rank import worker
 from benchmarks.record import CellFolder, Kind, read_lines, write_json
 from benchmarks.record.lines import begin_again, now
 from conf.cell import Cell
-from conf.process_env import LAUNCHER, STARTER, TOKEN, UMASK
+from conf.host import LAUNCHER, STARTER, TOKEN, UMASK
 from conf.targets import locate
 from trainers.host_places import Hosts
 from trainers.strategy import load

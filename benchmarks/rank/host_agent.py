@@ -36,7 +36,7 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.lines import CLOCK_VARIABLE
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
-from conf.process_env import NO_TOKEN, STARTER, TOKEN
+from conf.host import NO_TOKEN, STARTER, TOKEN
 from conf.targets import locate
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.rank import stacks
 from benchmarks.record import CellFolder, Kind, safe_files
 from benchmarks.record.lines import now
-from conf.process_env import CLOCK_BOUND, STARTER
+from conf.host import CLOCK_BOUND, STARTER
 
 if TYPE_CHECKING:
     import torch

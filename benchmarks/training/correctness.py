@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.rank.ranks import Ranks
 from benchmarks.timing import compilation
-from conf.host_limits import free_memory
+from conf.host import free_memory
 from trainers.batches import Batch
 from trainers.step import Training
 

@@ -3,9 +3,11 @@
 A narrow terminal leaves out whole columns, the least important first; no index is ever cut.
 """
 
+import io
 import time
 from collections.abc import Collection, Sequence
 from types import TracebackType
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, Group, JustifyMethod
@@ -23,11 +25,12 @@ from analysis.study.noise_floor import Scatters
 from analysis.study.study import Study
 from analysis.text import count, single_line
 from benchmarks.record import Record
+from benchmarks.record.safe_text import forgive
 from conf.cell import counted
 from launch.display.columns import GPUS, request_columns, verdict
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
-from launch.supervision.progress import Watch
+from launch.supervision.watch import Watch
 
 STYLES = {"valid": "green", "suspect": "yellow", "invalid": "red"}
 STYLES |= {"finished": "green", "interrupted": "yellow", "failed": "red"}
@@ -294,3 +297,47 @@ class Screen:
         self._estimates_s = [0.0] * len(self.cells)
         for row, estimate in zip(unsettled, estimates(cells, self._study_records), strict=True):
             self._estimates_s[row] = estimate.seconds
+
+
+# An output that measuring outlives: a closed pipe or a lost terminal ends printing only.
+
+
+class ResilientStream(io.TextIOBase):
+    """Writes to a stream until that fails once; what is written later is dropped."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        """`stream` is None where the process was started without one."""
+        forgive(stream)
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self._stream is not None and self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the stream. Raises OSError where there is none."""
+        if self._stream is None:
+            raise OSError("the output is gone")
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        try:
+            if self._stream is not None:
+                self._stream.write(text)
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            self._stream = None
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand over what was written, or drop it."""
+        try:
+            if self._stream is not None:
+                self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = None

@@ -12,7 +12,7 @@ from benchmarks.agent.processes import Variables, merged
 from benchmarks.record import CellFolder, safe_files
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.cell import CONNECTIONS, MOST_CONNECTIONS, Cell
-from conf.process_env import TOKEN
+from conf.host import TOKEN
 from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED, recorded_variables
 from launch.machine.secrets import is_secret

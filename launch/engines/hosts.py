@@ -18,15 +18,15 @@ from benchmarks.record import CellFolder, safe_files, write_json
 from benchmarks.record.encoding import decoded
 from conf import schema
 from conf.cell import Cell
-from conf.process_env import TOKEN
+from conf.host import TOKEN
 from launch.engines.agent_channel import (
     AgentGone,
     Channel,
     RemoteHost,
+    agent_command,
     first_lost,
     refusing_gone_agents,
 )
-from launch.engines.agent_command import agent_command
 from launch.engines.engine import Lost
 from launch.engines.environment import LOOPBACK, HostEnvironment, cell_variables
 from launch.engines.rendezvous import HostRendezvous, find_rendezvous

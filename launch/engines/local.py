@@ -15,9 +15,8 @@ from benchmarks.agent.protocol import Command, Event
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
-from conf.process_env import NO_TOKEN, TOKEN
-from launch.engines.agent_channel import AgentGone, Channel
-from launch.engines.agent_command import AGENT
+from conf.host import NO_TOKEN, TOKEN
+from launch.engines.agent_channel import AGENT, AgentGone, Channel
 from launch.engines.environment import FOREIGN, ROOT, cell_process_command, common_variables
 from launch.machine.devices import Machine
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.host_limits import usable_cores
+from conf.host import usable_cores
 from conf.options import Refused
 from conf.subsets import BUS_ID, CPU_SLOTS
 

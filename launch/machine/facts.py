@@ -26,7 +26,7 @@ from benchmarks.record import SCHEMA_VERSION
 from benchmarks.record.encoding import encoded
 from benchmarks.record.safe_text import one_line
 from conf import nccl
-from conf.host_limits import free_memory, free_shared_memory, usable_cores
+from conf.host import free_memory, free_shared_memory, usable_cores
 from conf.options import Refused
 from launch.machine.devices import look, nvml_text, read_gpu, too_small, torch_version
 from launch.machine.secrets import configuration_without_secrets, is_secret

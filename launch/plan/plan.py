@@ -18,6 +18,7 @@ from conf.schema import Config, Request
 from conf.subsets import by_link, shown
 from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet
+from launch.nsys import Nsys, find
 from launch.plan.expand import (
     PlannedHost,
     host_names,
@@ -44,7 +45,6 @@ from launch.plan.refusals import (
     refuse_several_values,
     refuse_sweep,
 )
-from launch.profile.nsys import Nsys, find
 from launch.study.study_folder import study_folder
 
 LONGEST = 40  # characters of a value of the environment

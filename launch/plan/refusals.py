@@ -25,7 +25,7 @@ from benchmarks.request import Room, refuse, refuse_too_little_shared
 from conf import groups, nccl
 from conf.cell import Cell
 from conf.groups import SERVER_NODES
-from conf.host_limits import free_memory, free_shared_memory
+from conf.host import free_memory, free_shared_memory
 from conf.options import Refused, expand_path, to_text
 from conf.schema import Config, Engine, Request
 from launch.engines.environment import ROOT

@@ -22,7 +22,7 @@ from analysis.study.noise_floor import FILE, as_json, floors_of
 from analysis.study.study import Study
 from benchmarks.record import Record, safe_files, write_json
 from benchmarks.record.safe_files import because
-from conf.host_limits import usable_cores
+from conf.host import usable_cores
 
 Job = Callable[[], object]
 LOCK_WAIT_S = 10.0  # for noise_floor.json of output_dir

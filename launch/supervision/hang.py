@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import Failure
 from conf import schema
-from launch.supervision.progress import Rank, Watch
-from launch.supervision.stack_reader import StackState
+from launch.supervision.watch import Rank, StackState, Watch
 
 STUCK = ("stopped", "disk-sleep", "tracing-stop", "zombie", "gone", "not started")
 

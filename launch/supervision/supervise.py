@@ -1,10 +1,16 @@
-"""Run one cell to its end: start its job, keep deadlines, name the cause, leave no process."""
+"""Run one cell to its end: start its job, keep deadlines, name the cause, leave no process.
 
+A user may ask to stop: by Ctrl-C, or by SIGTERM, with which Slurm ends a job.
+"""
+
+import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.console import Console
 
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import CellFolder, Failure
@@ -13,8 +19,7 @@ from conf.cell import Cell
 from launch.engines.engine import CellEngine, Job, Lost
 from launch.supervision.failure import End, ends, first_cause, with_log
 from launch.supervision.hang import STUCK, Hang, explain_hang, overdue
-from launch.supervision.progress import Watch
-from launch.supervision.stack_reader import locate, log_bytes
+from launch.supervision.watch import Watch, locate, log_bytes
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
@@ -162,3 +167,39 @@ def _until(condition: Callable[[], bool], seconds: float, clock: Any) -> None:
     deadline = clock.monotonic() + seconds
     while not condition() and clock.monotonic() < deadline:
         clock.sleep(POLL_SECONDS)
+
+
+class Stopping:
+    """Remembers that the user asked to stop, by Ctrl-C or SIGTERM."""
+
+    def __init__(self, console: Console) -> None:
+        self._requested = False
+        self._console = console
+
+    def __call__(self) -> bool:
+        """Return whether the user asked."""
+        return self._requested
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Have signals set the mark instead of ending this process. SIGHUP ends nothing."""
+        handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, self._request),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._request),
+            signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        }
+        try:
+            yield
+        finally:
+            # Asked once, a second Ctrl-C while this process leaves must not change its exit status.
+            if not self._requested:
+                for signum, handler in handlers.items():
+                    signal.signal(signum, handler)
+
+    def _request(self, signum: int, frame: Any) -> None:
+        if self._requested:
+            return
+        self._requested = True
+        # While this thread prints something else, Python forbids a second.
+        with contextlib.suppress(RuntimeError):
+            self._console.print("stopping: no further cell is started; what was measured is kept")

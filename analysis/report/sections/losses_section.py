@@ -1,4 +1,4 @@
-"""Where the rate goes: the waterfall, and one step of a traced cell, as launch.profile drew it.
+"""Where the rate goes: the waterfall, and one step of a cell that launch.profiled_pass traced.
 
 Anybody may have edited a drawing. It is shown as an image: a browser runs nothing in an image and
 loads nothing for it.

@@ -1,5 +1,5 @@
-"""How many cores and how much memory this process may use: what the host has, or what its control
-groups leave of it."""
+"""What the processes of a cell share with their host: names of variables and files, and how many
+cores and how much memory they may use: what the host has, or what control groups leave of it."""
 
 import contextlib
 import math
@@ -8,8 +8,22 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.process_env import SHARED_MEMORY_FOLDER
-
+# Every process of a cell carries the cell's token in this variable: so those that outlive it are
+# found.
+TOKEN = "RINGSIDE_TOKEN"
+# Of an agent, which belongs to no cell; as long as a token, which takes its place.
+NO_TOKEN = "0" * 32
+# Id of the process that started this one: so a process notices that its parent ended before it
+# could ask the kernel to be killed with it.
+STARTER = "RINGSIDE_STARTER"
+# Id of the launching process, where a profiler stands between it and the agent and may outlive it.
+LAUNCHER = "RINGSIDE_LAUNCHER"
+# Seconds by which the clock of a host may be off that of the launcher.
+CLOCK_BOUND = "RINGSIDE_CLOCK_BOUND"
+# Its umask in octal digits, which such a profiler does not hand on.
+UMASK = "RINGSIDE_UMASK"
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
+TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
 MEMORY = Path("/proc/meminfo")
 GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
 MOUNTED = Path("/sys/fs/cgroup")
@@ -20,6 +34,11 @@ MEMORY_FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 CORE_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+
+
+def shared_memory_prefix(token: str) -> str:
+    """Return how the names of a cell's files in SHARED_MEMORY_FOLDER begin."""
+    return f"ringside-{token[:TOKEN_DIGITS]}-"
 
 
 def free_shared_memory() -> int:

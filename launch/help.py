@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import console
+from benchmarks.record.safe_text import close_quietly as close_quietly
 from benchmarks.record.safe_text import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
 from conf.options import Refused, accepted, closest, metadata_of
 from conf.schema import Config
-from launch.cli.hydra_errors import KINDS
+from launch.hydra_errors import KINDS
 
 
 def answer(line: CommandLine) -> None:

@@ -24,7 +24,7 @@ from analysis.trace.trace_summary import summarize, trace_metrics
 from analysis.validity.nccl_settings import SettingResult
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
-from launch.profile.nsys import Nsys
+from launch.nsys import Nsys
 from launch.study.study_folder import PROFILED, prepare
 from launch.supervision.supervise import Outcome
 

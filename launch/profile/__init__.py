@@ -1,1 +1,0 @@
-"""Run the profiled pass of a cell, and find Nsight Systems."""
