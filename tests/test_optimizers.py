@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from analysis.study.names import varying
 from conf.cell import Cell, Optimizer
-from conf.options import Refused
 from conf.resolve import checked, resolve
 from trainers.optimizers import FlatSteps, name_of, optimizer_of, settings
 
@@ -55,20 +54,6 @@ def test_auto_is_each_optimizers_own(hydra):
     assert adamw.name == "resnet50 · nccl_allreduce · gpus 0,1 · adamw"
     assert Cell.from_dict(json.loads(json.dumps(adamw.to_dict()))) == adamw
     assert [[*cell.values()] for cell in varying([cell_of(), adamw])] == [["sgd"], ["adamw"]]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        ("beta1=0.8", "beta1=0.8: accepted with optimizer.name=adamw"),
-        ("name=adamw momentum=0.5", "momentum=0.5: accepted with optimizer.name=sgd"),
-        ("name=adam", "name=adam: accepted are sgd or adamw"),
-        ("learning_rate=fast", "learning_rate=fast: accepted is auto or a number of at least 0"),
-    ],
-)
-def test_what_an_optimizer_does_not_have_is_refused(hydra, overrides, sentence):
-    with pytest.raises(Refused, match=f"^optimizer.{sentence}"):
-        cell_of(*(f"optimizer.{override}" for override in overrides.split()))
 
 
 def test_cells_of_sgd_keep_their_keys():

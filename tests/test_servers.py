@@ -54,26 +54,6 @@ def test_cpu_workers_and_other_strategies_have_no_gpu_servers(hydra, strategy):
     assert bool(cell_of(strategy).server_gpus) == strategy.endswith("_device")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "accepts"),
-    [
-        (["servers=5"], "at most 4, the GPUs of this machine"),
-        (["server_gpus=4"], "auto, or 1 of 0, 1, 2, 3 joined by +"),
-        (["server_gpus=2+3"], "one for each of strategy.servers=1"),
-        (["servers=2", "server_gpus=3"], "2 of 0, 1, 2, 3"),
-        (["server_gpus=x"], "auto, or 1 of"),
-        (["server_gpus=-1"], "auto, or 1 of"),
-        (["max_staleness=0"], "accepted is at least 1"),
-    ],
-)
-def test_what_no_server_can_do_is_refused_in_one_sentence(hydra, overrides, accepts):
-    with pytest.raises(Refused) as refused:
-        cell_of(ASYNC, *(f"strategy.{override}" for override in overrides))
-    sentence = str(refused.value)
-    assert sentence.startswith(f"strategy.{overrides[-1]}: ")
-    assert accepts in sentence and "\n" not in sentence
-
-
 @pytest.mark.parametrize("strategy", ["nccl_allreduce", "none", *SERVED])
 def test_the_loss_scaler_is_for_strategies_whose_ranks_update(hydra, strategy):
     if strategy in SERVED:
