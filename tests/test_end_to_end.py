@@ -91,6 +91,8 @@ def test_the_record_is_the_truth_and_agrees_with_the_store(swept):
     rate = record.metrics["throughput/images_per_second"]
     assert child.data.metrics["throughput/images_per_second"] == rate
     assert without_entry([record]) == set()
+    assert "transport" not in record.effective
+    assert "not applicable" in record.validity.not_applicable["setting_ignored"]
     metrics = record.metrics
     assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])
     assert record.model["parameters"] == 1_199_882

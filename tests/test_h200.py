@@ -13,9 +13,7 @@ from analysis.native.p2p import read_p2p
 from analysis.trace.source import read_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.trace_summary import summarize, trace_metrics
-from analysis.validity.checks import judge
 from benchmarks.record import read_study
-from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data"
 PLACEMENTS = ("out_of_place", "in_place")
@@ -26,18 +24,6 @@ def records(study):
     read, unreadable = read_study(DATA / study)
     assert read and not unreadable
     return read
-
-
-def metrics_of(study, **asked):
-    """The metrics of the one cell of a study on two GPUs that asks for this."""
-    matching = []
-    for record in records(f"h200_x2/{study}"):
-        options = {"strategy": record.cell.strategy["name"]}
-        options |= record.cell.strategy | record.cell.benchmark
-        if asked.items() <= options.items():
-            matching.append(record)
-    (record,) = matching
-    return record.metrics
 
 
 @pytest.mark.parametrize(("gpus", "least"), [("x2", 0.98), ("x4", 0.975)])
@@ -96,19 +82,6 @@ def test_copies_between_gpus_are_as_fast_as_the_tool_has_them(tool, cells):
             assert mine == pytest.approx(native, rel=rate_limit(name)), (name, pair)
 
 
-def test_exchanges_and_stencils_are_what_the_results_say():
-    plain = metrics_of("exchange", strategy="kvstore_device", comm_hook="none")
-    halved = metrics_of("exchange", strategy="kvstore_device", comm_hook="fp16")
-    assert halved["comm/bytes_moved"] * 2 == plain["comm/bytes_moved"]
-    gloo = metrics_of("exchange", strategy="cpu_staged", transport="gloo")
-    staged = metrics_of("exchange", strategy="cpu_staged", transport="shared", staging="full")
-    assert gloo["comm/exchange_ms"] > 10 * staged["comm/exchange_ms"]
-    assert staged["stage/all_at_once_ms"] > 0.8 * staged["comm/exchange_ms"]
-    for exchange in ("peer", "host"):
-        stencil = metrics_of("links", exchange=exchange)
-        assert min(stencil["jacobi/copy_share"], stencil["jacobi/efficiency"]) > 0.97
-
-
 @pytest.mark.parametrize("level", [None, "LOC"])
 def test_two_profilers_agree_on_what_moves_bytes(level):
     transfers = {}
@@ -144,22 +117,3 @@ def test_two_profilers_agree_on_what_is_exposed_beyond_gaps():
         beyond.append(metrics["trace/exposed_ms_per_step"] - gaps[-1])
     assert gaps[1] > 1.3 * gaps[0]
     assert beyond[1] == pytest.approx(beyond[0], rel=0.05)
-
-
-def test_what_made_hosts_of_one_machine_is_told_and_nothing_else():
-    """NCCL_HOSTID was in the environment, which made two hosts of one.
-
-    The waterfall was measured with a net_link that was too low for an all-reduce, so its exchange looks too fast.
-    """
-    told = []
-    for study in ("allreduce", "servers", "waterfall"):
-        for record in records(f"h200_net/{study}"):
-            codes = list(judge(record, ValidityLimits()).codes)
-            if codes:
-                told.append((study, record.cell.where, codes))
-    assert sorted(told) == [
-        ("allreduce", "a · gpus 0", ["setting_not_asked"]),
-        ("waterfall", "a · gpus 0", ["setting_not_asked"]),
-        ("waterfall", "a+b · 2 × gpus 0", ["faster_than_reference"]),
-        ("waterfall", "b · gpus 0", ["setting_not_asked"]),
-    ]

@@ -106,19 +106,6 @@ def test_a_decay_is_flat_only_once_it_has_ended():
     assert not any(statistics.flat(decay[:count], 4) for count in range(4, ends))
 
 
-def warm_up_of(excess, seed):
-    """Seconds of a warm-up of at least 2 s; steps are longer by a share that decays in 10 s."""
-    times = np.arange(2000) * 0.055
-    noise = np.random.default_rng(seed).normal(0, 0.0005, 2000)
-    ms = 55.0 * (1 + excess * np.exp(-times / 10.0)) * (1 + noise)
-    return next(times[n] for n in range(9, 1600, 9) if statistics.flat(ms[:n], 10, 2000.0))
-
-
-def test_two_percent_that_decay_over_ten_seconds_hold_up_a_warm_up_and_a_clean_one_ends():
-    assert min(warm_up_of(0.02, seed) for seed in range(20)) > 20, "0.3 % are left"
-    assert np.median([warm_up_of(0.0, seed) for seed in range(20)]) < 2.6
-
-
 @pytest.mark.parametrize(
     ("ms", "rule", "flat"),
     [

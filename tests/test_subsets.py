@@ -7,7 +7,6 @@ from pathlib import Path
 import networkx
 import pytest
 
-from analysis.__main__ import main
 from analysis.topology.model import Gpu, Topology
 from analysis.topology.readers import parse_topology_text
 from analysis.topology.subset_classes import classes
@@ -21,13 +20,6 @@ def machine(count, word):
     """A topology from a function of two GPU ids."""
     links = {frozenset(pair): word(*pair) for pair in combinations(range(count), 2)}
     return Topology(tuple(Gpu(gpu) for gpu in range(count)), (), links, None, "test")
-
-
-def test_dgx1_has_56_classes():
-    found = classes(DGX1)
-    assert sum(subset.members for subset in found) == 247
-    sizes = [subset.size for subset in found]
-    assert [sizes.count(size) for size in range(2, 9)] == [3, 7, 19, 14, 10, 2, 1]
 
 
 def test_second_member_has_the_links_of_its_class():
@@ -99,13 +91,3 @@ def test_too_many_subsets_are_refused():
     with pytest.raises(ValueError, match="too many"):
         classes(machine(24, lambda a, b: "SYS"))
     assert sum(one.members for one in classes(machine(24, lambda a, b: "SYS"), 2)) == 276
-
-
-def test_command(capsys):
-    """Its JSON is in tests/golden/topology.txt."""
-    file = str(DATA / "topo_dgx1_v100.txt")
-    assert main(["subsets", file, "--second-member"]) == 0
-    out = capsys.readouterr().out
-    assert "247 subsets in 56 classes" in out and "second member" in out
-    assert main(["subsets", file, "--size", "9"]) == 2
-    assert "accepted are 1 to 8" in capsys.readouterr().err
