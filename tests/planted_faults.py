@@ -168,7 +168,17 @@ def images(factor, ranks):
 
 
 def slow_rank(share):
-    return windows(lambda ms, number: ms * (1 + share), "without exchange", ranks=(1,))
+    """Rank 1 computes longer; in steps with an exchange rank 0 waits for it."""
+
+    def slower(ms, number):
+        return ms * (1 + share)
+
+    def plant(folder):
+        windows(slower, "without exchange", ranks=(1,))(folder)
+        for purpose in ("timed", "with exchange"):
+            windows(slower, purpose)(folder)
+
+    return plant
 
 
 def exchange(factor):
@@ -190,6 +200,98 @@ def warm_up(excess, tau_s):
         windows(falling, "warm-up")(folder)
 
     return plant
+
+
+def each_window(change):
+    """Change timed windows in the same way: `change(ms, share of the window that has passed)`."""
+
+    def plant(folder):
+        for rank in (0, 1):
+
+            def stretch(line):
+                count = len(line["ms"]) - 1
+                ms = [change(one, place / count) for place, one in enumerate(line["ms"])]
+                longer = math.fsum(ms) - math.fsum(line["ms"])
+                line.update(ms=ms, device_ms=line["device_ms"] + longer)
+                line["host_ms"] += longer
+
+            edit_lines(folder, rank, stretch, kind="block", purpose="timed")
+
+    return plant
+
+
+def lose_window(folder):
+    """The second timed window is missing on both ranks."""
+    for rank in (0, 1):
+        every = read_lines(folder.rank_lines(rank))
+        second = [line["time"] for line in every if line.get("purpose") == "timed"][1]
+        edit_lines(folder, rank, lambda line: [], time=second, purpose="timed")
+
+
+def twice(times=2, heartbeats=False):
+    """Timed windows are written more than once on both ranks."""
+
+    def plant(folder):
+        for rank in (0, 1):
+            if heartbeats:
+                repeat_windows(folder, rank, times, purpose="timed")
+            else:
+                edit_lines(folder, rank, lambda line: [line] * times, purpose="timed")
+
+    return plant
+
+
+def lose_slowest(folder):
+    """The slowest tenth of the samples is missing with its time, and with its images."""
+    for rank in (0, 1):
+
+        def cut(line):
+            ms = line["ms"]
+            limit_ms = sorted(ms)[int(0.9 * len(ms))]
+            kept = [one for one in ms if one < limit_ms]
+            lost = math.fsum(ms) - math.fsum(kept)
+            line.update(ms=kept, images=line["images"] * len(kept) // len(ms))
+            line.update(device_ms=line["device_ms"] - lost, host_ms=line["host_ms"] - lost)
+
+        edit_lines(folder, rank, cut, kind="block", purpose="timed")
+
+
+def lose_sample(folder):
+    edit_lines(folder, 0, lambda line: line.update(ms=line["ms"][1:]), purpose="timed")
+    edit_lines(folder, 1, lambda line: line.update(ms=line["ms"][1:]), purpose="timed")
+
+
+def count_lead_in(folder):
+    for rank in (0, 1):
+
+        def change(line):
+            line["ms"].insert(0, line["lead_in_ms"])
+
+        edit_lines(folder, rank, change, kind="block", purpose="timed")
+
+
+def other_versions(**versions):
+    def plant(folder):
+        edit_lines(folder, 1, lambda line: line["versions"].update(versions), kind="start")
+
+    return plant
+
+
+def other_threads(folder):
+    edit_lines(folder, 1, lambda line: line.update(threads=1), kind="start")
+
+
+def same_gpu(folder):
+    uuid = next(read_lines(folder.rank_lines(0)))["uuid"]
+    edit_lines(folder, 1, lambda line: line.update(uuid=uuid), kind="start")
+
+
+def drift(share):
+    return windows(lambda ms, number: ms * (1 + share * number / 72))
+
+
+def longer_without_exchange(added_ms):
+    return windows(lambda ms, number: ms + added_ms, "without exchange")
 
 
 # What a rank found, in its `result` line
@@ -258,7 +360,17 @@ LOST = fact(gradient_worst={"array": "fc.bias", "tolerance": 1e-7, "error": 1.0}
 INHERITED = logged({"NCCL_P2P_LEVEL": "LOC"}, "SHM/direct/direct")
 INVALID = {
     # 1a: raw folders and records of H200s
-    "wrong_gpu": {"wrong GPU order (UUIDs exchanged)": exchange_uuids},
+    "wrong_gpu": {
+        "wrong GPU order (UUIDs exchanged)": exchange_uuids,
+        "both ranks on one GPU": same_gpu,
+    },
+    "windows_repeated": {
+        "every timed window written twice": twice(heartbeats=True),
+        "windows written twice without their heartbeats": twice(),
+    },
+    "iterations_miscounted": {
+        "a timed window of both ranks is missing": lose_window,
+    },
     "missing_rank": {"a rank died before it was done": die},
     "setting_ignored transport_unexpected": {
         "LOC asked, NCCL ran without it": logged({}),
@@ -273,6 +385,7 @@ INVALID = {
     "foreign_load": {
         "a foreign process that the driver names": during("timed", foreign_pids=[4711]),
         "3 GiB in use before the start": before(memory_bytes=3 * GIB),
+        "20 % busy before the start": before(busy_percent=20),
         "an invisible process, +20 GiB in the timed window": arrive,
     },
     "clocks_disagree": {
@@ -295,6 +408,7 @@ INVALID = {
     "images_miscounted": {
         "images counted twice": images(2, (0, 1)),
         "half a batch on rank 1": images(0.5, (1,)),
+        "255 of 256 images on both ranks": images(255 / 256, (0, 1)),
     },
     "loss_not_finite": {"a loss that is NaN on one rank": fact(losses=[6.3, "nan"])},
     "batches_not_distinct": {
@@ -302,7 +416,9 @@ INVALID = {
         "one batch instead of two": fact(batches_in_turn=1),
     },
     "precision_not_used": {
-        "autocast off where bf16 was asked": arithmetic(autocast=None, layers={"float32": 54})
+        "autocast off where bf16 was asked": arithmetic(autocast=None, layers={"float32": 54}),
+        "half of the layers in float32": arithmetic(layers={"bfloat16": 28, "float32": 26}),
+        "a fifth of the layers in float32": arithmetic(layers={"bfloat16": 43, "float32": 11}),
     },
     "not_compiled": {"torch.compile does nothing": fact(graphs=0, graph_breaks=0)},
     "weights_still": {
@@ -312,13 +428,43 @@ INVALID = {
     "bytes_miscounted": {
         "bytes counted twice": stated_bytes(2),
         "bytes in GiB for GB": stated_bytes(1e9 / GIB),
+        "1 % of the bytes left out": stated_bytes(0.99),
     },
-    "samples_do_not_fill_window": {"samples above the 60th percentile clipped": clip},
+    "samples_do_not_fill_window": {
+        "samples above the 60th percentile clipped": clip,
+        "the first sample of each window dropped": lose_sample,
+        "the lead-in counted as a step": count_lead_in,
+    },
 }
 STEPS = (0.05, 0.1, 0.2, 0.3, 1.0)
 WARM_UPS = ((0.02, 10), (0.05, 30), (0.2, 10), (0.2, 30), (0.5, 30), (2.0, 8))
 SUSPECT = {
-    "setting_not_asked": {"P2P_LEVEL=LOC inherited from the shell": INHERITED},
+    "setting_not_asked": {
+        "P2P_LEVEL=LOC inherited from the shell": INHERITED,
+        "ALGO=Tree from a configuration file": logged({"NCCL_ALGO": "Tree"}),
+    },
+    "windows_not_stationary": {
+        "each window begins fast and ends 2 % slower": each_window(
+            lambda ms, passed: ms * (0.98 + 0.02 * passed)
+        ),
+        "each window is 2 % slower in its second half": each_window(
+            lambda ms, passed: ms * (1.02 if passed > 0.5 else 1.0)
+        ),
+    },
+    "windows_too_short": {
+        "the slowest tenth dropped with its time and images": lose_slowest,
+        "both clocks 2 % fast": windows(lambda ms, number: ms / 1.02),
+    },
+    "samples_rounded": {
+        "whole milliseconds": windows(lambda ms, number: round(ms)),
+        "tenths of a millisecond": windows(lambda ms, number: round(ms, 1)),
+    },
+    "versions_differ": {
+        "rank 1 runs another torch": other_versions(torch="2.8.0"),
+        "rank 1 runs another NCCL": other_versions(nccl="2.27.3"),
+        "rank 1 runs on one thread": other_threads,
+    },
+    "cost_negative": {"steps without exchange 1 ms too long": longer_without_exchange(1.0)},
     "transport_below_wires": {
         "SHM where NV18 is, nothing asked": logged({}, "SHM/direct/direct"),
         "a network where NV18 is, nothing asked": logged({}, "NET/Socket/0"),
@@ -329,15 +475,21 @@ SUSPECT = {
         "SM clock 1980 to 1200 without a reason": during("timed", sm_mhz=1200),
         "power cap on one rank only": sampled(capped),
     },
-    "foreign_cpu": {"other programs load 12 % of the cores": loaded(0.12)},
-    "faster_than_reference": {"the exchange was not awaited, 10 times too fast": exchange(0.1)},
+    "foreign_cpu": {
+        f"other programs load {share:.0%} of the cores": loaded(share) for share in (0.12, 0.2)
+    },
+    "faster_than_reference": {
+        "the exchange was not awaited, 10 times too fast": exchange(0.1),
+        "the exchange is 2 times too fast": exchange(0.5),
+    },
     "pauses": {"a pause of 0.25 s in every 25th step": windows(paused)},
     "slow_rank": {
         "rank 1 slower by 5 %": slow_rank(0.05),
         "rank 1 slower by 50 %": slow_rank(0.5),
     },
     "not_stationary": {
-        f"step +{share:.0%} from the middle of the window": stepped(share) for share in STEPS
+        "drift of 2 %": drift(0.02),
+        **{f"step +{share:.0%} from the middle of the window": stepped(share) for share in STEPS},
     },
     "warmup_not_flat": {
         f"warm-up excess {more:.0%}, tau {tau} s": warm_up(more, tau) for more, tau in WARM_UPS
@@ -360,6 +512,37 @@ for verdict, table in (("invalid", INVALID), ("suspect", SUSPECT)):
         for name, plant in planted.items():
             cell = CELLS.get(name, {})
             FAULTS.append(Fault(name, tuple(codes.split()), plant, cell=cell, verdict=verdict))
+# Faults that are smaller than a limit: (the limit, its default, what plants it). No code tells.
+BELOW = {
+    "rank 1 slower by 1 %": ("slow_rank_limit", 0.03, slow_rank(0.01)),
+    "rank 1 slower by 2 %": ("slow_rank_limit", 0.03, slow_rank(0.02)),
+    "drift of 0.9 %": ("change_limit", 0.01, drift(0.009)),
+    "each window ends 0.8 % slower": (
+        "change_limit",
+        0.01,
+        each_window(lambda ms, passed: ms * (1 + 0.008 * passed)),
+    ),
+    "device clock 0.4 % off": ("clock_limit", 0.005, clocks(0.004)),
+    "other programs load 5 % of the cores": ("foreign_cpu_limit", 0.1, loaded(0.05)),
+    "other programs load 9 % of the cores": ("foreign_cpu_limit", 0.1, loaded(0.09)),
+    "1.9 GiB in use before the start": (
+        "foreign_memory_gib",
+        2.0,
+        before(memory_bytes=int(1.9 * GIB)),
+    ),
+    "9 % busy before the start": ("foreign_busy_percent", 10.0, before(busy_percent=9)),
+    "clock of one GPU 4 % lower": ("clock_spread_limit", 0.05, during("timed", sm_mhz=1901)),
+    "2 of 54 layers in float32": (
+        "FEWEST_RIGHT",
+        0.95,
+        arithmetic(layers={"bfloat16": 52, "float32": 2}),
+    ),
+    "samples in whole microseconds": (
+        "MOST_OF_GRID",
+        1e-4,
+        windows(lambda ms, number: round(ms, 3)),
+    ),
+}
 # Those of 1b with real ranks, and those that no raw file can hold.
 ELSEWHERE = {
     "no exchange in a cell of real ranks": ("test_measuring.py", "replicas_equal"),

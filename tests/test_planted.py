@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from planted import ALONE, PAIR_OF_FOUR, edit_json, edit_lines, gpu_cell, made
-from planted_faults import ELSEWHERE, FAULTS, SILENT, remove, windows
+from planted_faults import BELOW, ELSEWHERE, FAULTS, SILENT, remove, windows
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.report.build import examine
+from analysis.validity import limits, results
 from analysis.validity.checks import CHECKS, OTHER_CODES, judge
 from benchmarks.record import read_study
 from conf.schema import ValidityLimits
@@ -32,6 +33,19 @@ def test_a_planted_fault_is_found_by_its_code(fault, tmp_path):
         return
     assert set(fault.codes) <= record.validity.codes.keys(), record.validity
     assert record.validity.verdict == fault.verdict, record.validity
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_a_fault_below_a_limit_is_silent_and_its_limit_is_what_is_said(name, tmp_path):
+    limit, value, plant = BELOW[name]
+    folder = gpu_cell(tmp_path)
+    plant(folder)
+    validity = made(folder).validity
+    assert (validity.verdict, validity.codes) == ("valid", {}), validity
+    assert (
+        vars(ValidityLimits()).get(limit, vars(limits).get(limit, vars(results).get(limit)))
+        == value
+    )
 
 
 def test_clean_twins_have_no_code_and_every_check_ran(tmp_path):

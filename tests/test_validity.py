@@ -28,6 +28,7 @@ STEADY = {
     "stationarity_in_windows": STILL | {"change_at": 30.0},
     "windows_repeated": 0,
     "iterations_missing": 0,
+    "unseen_share": 0.005,
     "grid_ms": 0.0,
     "versions_differ": {},
     "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
@@ -338,6 +339,13 @@ PLANTED = {
         steady("stationarity_in_windows", change=0.011, change_beyond=1.1),
         steady("stationarity_in_windows", drift=-0.011, drift_beyond=1.1),
     ],
+    "cost_negative": [
+        together(
+            put("metrics", **{"strategy/cost_ms": -0.4}),
+            put("within_run", **{"strategy/cost_ms": {"low": -0.5, "high": -0.3}}),
+        )
+    ],
+    "windows_too_short": [put("checks", unseen_share=share) for share in (0.016, NAN)],
     "samples_rounded": [put("checks", grid_ms=grid_ms) for grid_ms in (1.0, 0.01)],
     "windows_repeated": [put("checks", windows_repeated=1)],
     "iterations_miscounted": [put("checks", iterations_missing=1)],
@@ -372,6 +380,12 @@ CLEAN = [
     metrics(comm__ideal_ratio=1.05),
     put("checks.arithmetic", layers={"bfloat16": 52, "float32": 2}),  # a model's own choice
     put("checks", grid_ms=0.001),
+    put("checks", unseen_share=-0.1),
+    together(compiled(graphs=1, timed_graphs=0), put("checks", unseen_share=0.2)),
+    together(
+        put("metrics", **{"strategy/cost_ms": -0.4}),
+        put("within_run", **{"strategy/cost_ms": {"low": -0.7, "high": -0.1}}),
+    ),
     put("checks.arithmetic", layers={}),  # compiled: no layer is seen alone
     put("checks.gradient_worst", error=2.4e-7),
     between_steps(0.019, 5.0),
@@ -411,6 +425,7 @@ UNCHECKED = {
     "not_stationary": put("checks", stationarity={}),
     "pauses": drop("checks", "pauses"),
     "windows_not_stationary": drop("checks", "stationarity_in_windows"),
+    "windows_too_short": drop("checks", "unseen_share"),
     "samples_rounded": drop("checks", "grid_ms"),
     "windows_repeated": drop("checks", "windows_repeated"),
     "iterations_miscounted": drop("checks", "iterations_missing"),

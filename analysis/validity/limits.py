@@ -34,10 +34,14 @@ MOST_DEVIATIONS, LEAST_MOST_EFFICIENCY = 3.0, 1.005
 # hardly awaited; METHOD.md says why less is possible.
 EXPECTED_OF_REFERENCE, MOST_OF_REFERENCE = 1.05, 1.2
 MOST_UNACCOUNTED = 1e-3  # of a window that samples may leave out; on H200s they leave out 5·10⁻⁷
+# What passes between two windows takes 0.05 to 0.7 % of one on H200s where nothing was compiled.
+MOST_UNSEEN = 0.015
 MOST_OF_GRID = 1e-4  # of a step, to which its samples may be rounded
 MOST_ROUNDED = 1e-6  # relative error that floats may leave in images ÷ seconds
 MOST_OF_DATA = 0.02  # share of a step that a loader may cost before it is said to limit the rate
 OF_NOISE = 2.0  # a slow rank is slower by this many half-widths of the 95 % interval
+# Half-widths of its interval, and share of a step, by which a cost may lie below 0.
+COST_NOISE, MOST_OF_COST = 1.5, 0.002
 # CPU workers share their cores with the system: their steps may change and pause by so much more.
 CPU_SHARE = 3.0
 # Share of a step, and ms, that a CPU worker may spend between steps, where it is in no sample.
@@ -54,6 +58,21 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
     if share is None:
         return unless_training(record, "no window was timed")
     return beyond(share, limits.clock_limit)
+
+
+@check("suspect", "the timed windows are shorter than what passed: {}", since=7)
+def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
+    """GPUs: in each timed window at least 1.5 % more time passed for the lines of a rank than both
+    clocks of the window say
+    """
+    if record.cell.device != "cuda":
+        return not_applicable("a CPU worker has one clock")
+    if record.cell.compiled:
+        return not_applicable("what a compiler leaves is cleared away between windows")
+    share = record.checks.get("unseen_share")
+    if share is None:
+        return unless_training(record)
+    return beyond(share, MOST_UNSEEN)
 
 
 @check(
@@ -221,6 +240,21 @@ def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
     if share <= OF_NOISE * noise:
         return None
     return f"rank {facts['rank']} by {100 * share:.1f} %, allowed {100 * allowed:.1f} %"
+
+
+@check("suspect", "steps with the exchange were shorter than steps without it: {}", since=7)
+def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
+    """the cost of the strategy lies below 0 by 1.5 half-widths of its interval and by 0.2 % of a
+    step
+    """
+    ends = interval(COST, record.within_run)
+    if ends is None or COST not in record.metrics:
+        return None
+    cost_ms, half_ms = record.metrics[COST], (ends[1] - ends[0]) / 2
+    least_ms = MOST_OF_COST * record.metrics["step/ms_median"]
+    if not -cost_ms > max(COST_NOISE * half_ms, least_ms):
+        return None
+    return f"by {-cost_ms:.3g} ms ± {half_ms:.2g}"
 
 
 @check("finding", "the data loader limits the rate: {}")

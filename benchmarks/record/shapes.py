@@ -121,6 +121,7 @@ CHECKS = optional(
     stationarity_in_windows=STATIONARITY,
     windows_repeated=Count,
     iterations_missing=Count,
+    unseen_share=Number,
     grid_ms=Number,
     versions_differ=dict[str, list[str]],
     pauses=required(

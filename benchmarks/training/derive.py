@@ -262,6 +262,7 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
         "unaccounted_share": max(unaccounted),
         "windows_repeated": max(map(_repeated, lines.values())),
         "iterations_missing": max(map(_missing, lines.values())),
+        "unseen_share": min(map(_unseen_share, lines.values())),
         "grid_ms": statistics.grid(ms),
     }
     # Steps that wait for no other rank: those without exchange; every step of strategy=none.
@@ -288,9 +289,25 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
 def _repeated(own: Sequence[Line]) -> int:
     """Return how many timed windows of a rank have the samples of another, or its moment."""
     windows = of_kind(own, Kind.BLOCK, purpose="timed")
-    samples = {tuple(window["ms"]) for window in windows}
+    samples = {(window["device_ms"], *window["ms"]) for window in windows}
     moments = {window["time"] for window in windows}
     return len(windows) - min(len(samples), len(moments))
+
+
+def _unseen_share(own: Sequence[Line]) -> float:
+    """Return the least share of a timed window of a rank that passed beyond its samples.
+
+    From the line before it to its own; 0 where none was timed.
+    """
+    shares = []
+    before = own[0]
+    for line in own:
+        if line["kind"] == Kind.BLOCK and line["purpose"] == "timed":
+            passed_ms = 1e3 * (line["time"] - before["time"])
+            shares.append(passed_ms / line["host_ms"] - 1)
+        if line["kind"] in (Kind.BLOCK, Kind.PHASE):
+            before = line
+    return min(shares, default=0.0)
 
 
 def _missing(own: Sequence[Line]) -> int:
