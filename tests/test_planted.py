@@ -1,5 +1,6 @@
 """The audit's planted faults: each is found by its code in a whole cell, from raw files to the verdict, beside clean twins."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from analysis.findings.baselines import EFFICIENCY
 from analysis.report.build import examine
 from analysis.validity import limits, results
 from analysis.validity.checks import CHECKS, OTHER_CODES, judge
-from benchmarks.record import read_study
+from analysis.verification.rebuild import rebuilt
+from benchmarks.record import SCHEMA_VERSION, CellFolder, read, read_study, record_paths
 from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data"
@@ -177,6 +179,32 @@ def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
     busy = [one for one in suspect if one[0] != CPU_BOUND]
     assert [(folder, list(validity.codes)) for folder, _, validity in busy] == [NOISY]
     assert len(busy) <= 0.01 * sum(folder != CPU_BOUND for folder, *_ in found)
+
+
+def made_again(study):
+    """Yield (path, record, the same of its raw lines with every fact of today) of valid cells."""
+    records = {path.parent: read(path) for path in record_paths(study)}
+    folders = {record.record_id: CellFolder(path) for path, record in records.items()}
+    for path, record in records.items():
+        has_samples = record.raw_sha256 and CellFolder(path).all_rank_lines()
+        if record.validity.verdict == "valid" and has_samples:
+            known = [one for one in records.values() if one.ended_at <= record.ended_at]
+            known.remove(record)
+            today = dataclasses.replace(record, schema_version=SCHEMA_VERSION)
+            folder = CellFolder(path)
+            yield path, record, rebuilt(today, folder, known, lambda one: folders[one.record_id])
+
+
+def test_checks_of_today_find_nothing_new_in_the_samples_of_clean_records():
+    made = 0
+    for study in sorted({path.parent.parent for path in DATA.glob("**/record.json")}):
+        for path, before, again in made_again(study):
+            made += 1
+            validity = again.record.validity
+            assert validity.verdict == "valid", (path, validity.codes)
+            assert validity.codes.keys() == before.validity.codes.keys(), path
+            assert validity.unchecked.keys() <= before.validity.unchecked.keys(), path
+    assert made > 100
 
 
 def test_records_of_small_batches_and_short_windows_of_an_h200_are_suspect_for_that_alone():

@@ -17,7 +17,6 @@ from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line
 from benchmarks.record import CellFolder, Kind, Record, decoded
 from benchmarks.record.folder import find_raw, stored
-from conf.cell import Cell
 
 PROFILED = "profiled"  # the code of the finding that a profiled pass leaves
 # Metrics of the samples of the GPUs.
@@ -57,10 +56,6 @@ def rebuilt(
     if folder.attempt.exists():
         begun = decoded(folder.attempt.read_bytes())
         parts += tuple(begun)
-    if folder.cell.exists():
-        begun["cell"] = Cell.from_dict(decoded(folder.cell.read_bytes()))
-        begun["name"] = begun["cell"].name
-        parts += ("cell", "name")
     own, _ = complete(dataclasses.replace(record, **begun), folder, lines, known, folder_of)
     if own.failure is not None and own.failure != record.failure:
         raise IncompleteLines(own.failure.message.removeprefix(INCOMPLETE))

@@ -14,10 +14,11 @@ from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.validity.checks import changed_limits
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
-from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
+from benchmarks.record import CellFolder, Record, RecordError, decoded, read, record_paths
 from benchmarks.record.folder import ABSENT as NO_FILE
 from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, changed
 from benchmarks.record.metrics import since
+from conf.cell import Cell
 
 RECORD = "record.json"
 ABSENT = "absent"
@@ -111,6 +112,7 @@ def verify(study: Path) -> Verification:
             if value is not None:
                 label = f"metrics {metric} ({dividend} ÷ {divisor or 'ranks'})"
                 result.compare(name, RECORD, label, record.metrics[metric], value)
+        _check_asked(name, record, folder, result)
         result.limits.update(changed_limits(record))
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, records.values(), result)
@@ -170,6 +172,23 @@ def _check_against_baselines(
             result.not_compared[label] += 1
 
 
+def _check_asked(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
+    """Compare the cell with what was asked of the ranks, and what follows from it."""
+    result.compare(name, RECORD, "name", record.name, record.cell.name)
+    result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
+    if not folder.cell.exists():
+        return
+    recorded = dict(leaves(record.cell.to_dict()))
+    try:
+        asked = dict(leaves(Cell.from_dict(decoded(folder.cell.read_bytes())).to_dict()))
+    except (OSError, *DAMAGED) as error:
+        result.omissions.append(Omission(name, f"{folder.cell.name}: {error}", wrong=True))
+        return
+    for key in {**asked, **recorded}:
+        before, now = recorded.get(key, ABSENT), asked.get(key, ABSENT)
+        result.compare(name, RECORD, f"cell {key}", before, now)
+
+
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
     """Compare the hashes of the raw files."""
     present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
@@ -203,15 +222,12 @@ def matches(file: str, patterns: Iterable[str]) -> bool:
 def _compare_values(name: str, record: Record, again: Rebuilt, result: Verification) -> None:
     """Compare one record with what its files give."""
     result.recomputed += 1
-    result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
     result.not_compared.update(again.unknown)
     # until 2026-11-23 some ranks measured several cells
     has_shared_ranks = "pool" in set().union(*record.ranks)
     for part in again.parts:
-        values = [getattr(record, part), getattr(again.record, part)]
-        if part == "cell":
-            values = [cell.to_dict() for cell in values]
-        recorded, recomputed = (dict(leaves(value)) for value in values)
+        recorded = dict(leaves(getattr(record, part)))
+        recomputed = dict(leaves(getattr(again.record, part)))
         for key in {**recomputed, **recorded}:
             label = f"{part} {key}".strip()
             is_younger = since(part, key.partition(".")[0]) > record.schema_version
