@@ -215,6 +215,16 @@ class ValidityLimits:
     foreign_busy_percent: float = option(
         10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100
     )
+    foreign_growth_gib: float = option(
+        0.3, "GiB by which memory that is not the cell's may grow while steps are timed", least=0
+    )
+    foreign_busy_share: float = option(
+        0.05,
+        "share of the timed windows in which GPUs may be busy beyond what the same steps need that "
+        "are launched ahead",
+        least=0,
+        most=1,
+    )
     foreign_cpu_limit: float = option(
         0.1, "share of its cores that others may use while a cell measures", least=0, most=1
     )

@@ -109,6 +109,8 @@ def sample_gpus(folder, gpus, change=None):
         "temperature_c": 30,
         "reasons": 1,
         "memory_bytes": 0,
+        "own_bytes": 0,
+        "processes": 0,
         "busy_percent": 0,
     }
     busy = {
@@ -117,6 +119,8 @@ def sample_gpus(folder, gpus, change=None):
         "temperature_c": 50,
         "reasons": 0,
         "memory_bytes": 40 << 30,
+        "own_bytes": 40 << 30,
+        "processes": 1,
         "busy_percent": 99,
     }
     ends = [line["time"] for line in phases]

@@ -99,6 +99,16 @@ def arrive(folder):
     sample_gpus(folder, 2, change)
 
 
+def hidden(share):
+    """A program in another container, begun with the windows: its memory shows, its pid does not."""
+
+    def plant(folder):
+        during("timed", "exposed", memory_bytes=(40 * GIB) + (GIB >> 1))(folder)
+        windows(lambda ms, number: ms * (1 + share))(folder)
+
+    return plant
+
+
 def loaded(share):
     return lambda folder: sample_cpu(folder, lambda phase: share if phase == "timed" else 0.0)
 
@@ -387,6 +397,11 @@ INVALID = {
         "3 GiB in use before the start": before(memory_bytes=3 * GIB),
         "20 % busy before the start": before(busy_percent=20),
         "an invisible process, +20 GiB in the timed window": arrive,
+    },
+    "foreign_load_timed": {
+        "a hidden program of 500 MiB, 10 % of a GPU from the first window on": hidden(0.1),
+        "a hidden program of 500 MiB, 20 % of a GPU from the first window on": hidden(0.2),
+        "a second process on a GPU, from the first window on": during("timed", processes=2),
     },
     "clocks_disagree": {
         "device clock 1.1 % off": clocks(0.011),

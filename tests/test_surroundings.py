@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from analysis.study.provenance import INHERITED
 from analysis.study.study import open_study
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
+from analysis.validity.surroundings import foreign_load_timed
 from benchmarks import record as records
 from benchmarks.agent.sampler import CpuLoad, SampledGpus
 from benchmarks.record import CellFolder, Lines, read_lines
@@ -38,9 +40,9 @@ OWN_GIB = 40  # what the ranks hold from the first step on
 THERMAL, POWER_CAP, IDLE = 0x40, 0x04, 0x01
 
 
-def phases():
-    """{phase: (begin, end)} of rank 0 in the real cell, s."""
-    every = read_lines(RAW / "ranks" / "0.jsonl")
+def phases(cell=RAW):
+    """{phase: (begin, end)} of rank 0 in a real cell, s."""
+    every = read_lines(cell / "ranks" / "0.jsonl")
     lines = [line for line in every if line["kind"] in ("phase", "result")]
     return {one["phase"]: (one["time"], two["time"]) for one, two in pairwise(lines)}
 
@@ -124,6 +126,69 @@ def whose(gib, own_gib):
     return lambda moment, rank: late(moment, rank) or (before if moment > began else {})
 
 
+# Programs that begin while steps are timed, in a real cell with its own samples
+
+
+REAL_PAIR = DATA / "h200_x2" / "eager_a" / "resnet50-kvstore_device-gpus0-1-c991230e60"
+MIB = 2**20
+
+
+def begun(tmp_path, slower=1.0, without=(), windows=True, **more):
+    """The judgement of the cell if samples in the windows say `more`, and steps take longer."""
+    shutil.copytree(REAL_PAIR, tmp_path / "cell")
+    folder = CellFolder(tmp_path / "cell")
+    first, last = phases(folder.path)["timed"]
+    samples = list(read_lines(folder.gpu_samples))
+    folder.gpu_samples.with_name("gpus.jsonl.gz").unlink()
+    written = Lines(folder.gpu_samples)
+    for line in samples:
+        inside = first <= line["time"] <= last
+        for gpu in line["gpus"]:
+            gpu["processes"] = 1
+            if inside:
+                gpu |= {name: value for name, value in more.items() if name != "memory_bytes"}
+                gpu["memory_bytes"] += more.get("memory_bytes", 0)
+            for name in without:
+                gpu.pop(name, None)
+        if windows or not inside:
+            written.write(line["kind"], line["time"], gpus=line["gpus"])
+    record = records.read(folder.record)
+    metrics, checks = summary(folder)
+    metrics = record.metrics | metrics
+    metrics["step/ms_median"] *= slower
+    changed = dataclasses.replace(record, metrics=metrics, checks=record.checks | checks)
+    judgement = foreign_load_timed.judge(changed, LIMITS)
+    if isinstance(judgement, str):
+        return "invalid", judgement
+    return judgement or ("valid", "")
+
+
+OWN = ("own_bytes",)
+NAMELESS = ("own_bytes", "processes", "foreign_pids")
+
+
+@pytest.mark.parametrize(
+    ("plant", "verdict", "words"),
+    [
+        ({}, "valid", ""),
+        ({"slower": 1.04}, "valid", ""),
+        ({"without": NAMELESS}, "valid", ""),
+        ({"memory_bytes": 200 * MIB}, "valid", ""),
+        ({"memory_bytes": 500 * MIB, "slower": 1.1}, "invalid", "not the cell's grew by 0.5 GiB"),
+        ({"memory_bytes": 500 * MIB, "slower": 1.2}, "invalid", "not the cell's grew by 0.5 GiB"),
+        ({"processes": 2, "without": OWN}, "invalid", "1 more in the driver's list of processes"),
+        ({"memory_bytes": 500 * MIB, "without": NAMELESS}, "suspect", "0.5 GiB, whose is not known"),
+        ({"slower": 1.1}, "suspect", "busy 100 % of the timed windows, .* need 91 %"),
+        ({"slower": 1.1, "busy_percent": 91}, "valid", ""),
+        ({"without": (*NAMELESS, "busy_percent")}, "unchecked", "nor how busy"),
+        ({"windows": False}, "unchecked", "not sampled before and in the timed windows"),
+    ],
+)  # fmt: skip
+def test_a_program_that_begins_while_steps_are_timed_is_seen(tmp_path, plant, verdict, words):
+    judged, text = begun(tmp_path, **plant)
+    assert judged == verdict and re.search(words, text), text
+
+
 def capped(*clocks_mhz):
     """Both GPUs at their power cap in the steps, at these clocks."""
     steps = during("timed", "exposed")
@@ -158,7 +223,7 @@ SLOW = "GPU 1 {} MHz, GPU 0 1,980 MHz in the timed phase"
         # a stranger that the driver does not name
         (from_the_middle(20), "foreign_load", f"grew by 20.0 GiB {AFTER} timed phase"),
         (from_the_middle(2.5), "foreign_load", f"grew by 2.5 GiB {AFTER} timed phase"),
-        (from_the_middle(1.5), "", ""),
+        (from_the_middle(0.2), "", ""),
         (from_the_middle(0), "", ""),
         # where the driver tells whose memory it is, that of others counts in every phase
         (whose(2.5, 0), "foreign_load", f"{GROWN} {AFTER} exposed phase"),
@@ -360,10 +425,13 @@ def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monk
     gpus, gone = SampledGpus(None, [], "t" * 32), 2**22 + 1
     stranger = os.getppid()
     rows = [
-        ({own.pid: 5, gone: 7}, {"foreign_pids": [], "own_bytes": 5}),
-        ({own.pid: None}, {"foreign_pids": []}),
-        ({gone: 7}, {"foreign_pids": []}),  # its own are not among them: nothing is known
-        ({stranger: 7}, {"foreign_pids": [stranger]}),
+        ({own.pid: 5, gone: 7}, {"processes": 2, "foreign_pids": [], "own_bytes": 5}),
+        ({own.pid: None}, {"processes": 1, "foreign_pids": []}),
+        (
+            {gone: 7},
+            {"processes": 1, "foreign_pids": []},
+        ),  # its own are not among them: nothing is known
+        ({stranger: 7}, {"processes": 1, "foreign_pids": [stranger]}),
     ]
     try:
         for listed, expected in rows:

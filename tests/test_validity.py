@@ -35,6 +35,7 @@ STEADY = {
     "slowest_rank": {"rank": 1, "share": 0.0, "noise": 0.0},
     "unaccounted_share": 0.0,
     "cpu_samples": {"cores": 64, "others_share": {"timed": 0.001}},
+    "gpu_windows": [{"grown_bytes": 0, "foreign_bytes": 0, "processes": 0, "busy_percent": 100.0}],
 }
 LIMITS = ValidityLimits()
 SEEN = {"nccl": {"settings": {}, "transports": {}}}  # NCCL's log was there, and nothing is wrong
@@ -104,6 +105,10 @@ def steady(part, **values):
 
 def samples(**values):
     return put("checks.gpu_samples", **values)
+
+
+def windows(**values):
+    return put("checks", gpu_windows=[STEADY["gpu_windows"][0] | values])
 
 
 def together(*changes):
@@ -315,6 +320,7 @@ PLANTED = {
         samples(before_memory_bytes=3 * 2**30),
         samples(before_busy_percent=50),
     ],
+    "foreign_load_timed": [windows(processes=1), windows(foreign_bytes=2**29)],
     "throttled": [samples(throttle_reasons=["0x40"])],
     "foreign_cpu": [
         put("checks", cpu_samples={"cores": 32, "others_share": {"timed": 0.11, "exposed": 0.0}})
@@ -415,6 +421,7 @@ UNCHECKED = {
     "faster_than_reference": drop("metrics", "comm/ideal_ratio"),
     "loss_not_finite": put("checks", losses=[]),
     "clocks_disagree": drop("checks", "clock_disagreement"),
+    "foreign_load_timed": windows(foreign_bytes=None, busy_percent=None),
     "throttled": samples(reasons_known=False, throttle_reasons=[]),
     "foreign_cpu": put("checks.cpu_samples", others_share={}),
     "clocks_differ": drop("metrics", "gpu/sm_mhz"),

@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     limits.samples_do_not_fill_window,
     limits.windows_too_short,
     surroundings.foreign_load,
+    surroundings.foreign_load_timed,
     surroundings.throttled,
     limits.faster_than_reference,
     limits.time_between_steps,

@@ -33,6 +33,9 @@ NOT_MEASURED = (*PREPARING_PHASES, "compare")
 PERIOD_SECONDS = 0.6
 # Samples of a phase: the clock of one may still be on its way from the phase before.
 FEWEST_OF_A_MEAN = 3
+# The driver's busy share is a mean over up to so long: a sample this early in a window tells of the
+# time before it too.
+AVERAGED_SECONDS = 1.0
 # Shorter phases tell too little of the CPU: the kernel counts hundredths of a second.
 LEAST_CPU_SECONDS = 1.0
 
@@ -58,6 +61,7 @@ class GpuSample(TypedDict, total=False):
     sm_mhz: Measured
     temperature_c: Measured
     foreign_pids: list[int]
+    processes: Whole  # that the driver lists, also those of other containers
 
 
 class GpuLine(TypedDict):
@@ -114,6 +118,9 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
         load = samples_of(folder.samples_of("cpu", host), CpuLine)
         cpus.append(_used_by_others(load, phases))
     metrics, facts = _gpu_facts(gpus, phases)
+    windows = [_windows(lines, phases) for lines in gpus]
+    if any(windows):
+        facts["gpu_windows"] = windows
     cpu = cpus[0]
     sampled = list(filter(None, cpus))
     if len(cpus) > 1 and sampled:
@@ -205,6 +212,57 @@ def _gpu_facts(
             if mean is not None:
                 metrics[metric] = mean
     return metrics, {"gpu_samples": facts}
+
+
+def _windows(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
+    """Return what the samples of a host tell of others in the timed windows of training.
+
+    `grown_bytes` is how much more memory is in use than at most before them; `foreign_bytes` how
+    much more of it is not the cell's, and `processes` how many more there are, than in the last
+    sample before them: each of the GPU with most of it. `busy_percent` is the mean of the GPU that
+    was least busy. {} without a sample in the windows, or between the warm-up and them.
+    """
+    timed = [phase for phase in phases if phase.name in TIMED_PHASES]
+    warm_up = [phase.opened for phase in phases if phase.name == "warm-up"]
+    if not timed or not warm_up:
+        return {}
+    before: list[list[Sample]] = []
+    is_warm = False
+    inside: list[list[Sample]] = []
+    averaged: list[list[Sample]] = []
+    for line in lines:
+        if line["time"] < timed[0].opened:
+            before.append(line["gpus"])
+            is_warm = line["time"] >= warm_up[0]
+        for phase in timed:
+            if phase.opened <= line["time"] <= phase.closed:
+                inside.append(line["gpus"])
+                if line["time"] >= phase.opened + AVERAGED_SECONDS:
+                    averaged.append(line["gpus"])
+    if not is_warm or not inside:
+        return {}
+    grown_bytes, foreign_bytes, processes = [], [], []
+    for of_gpu, samples in zip(
+        zip(*before, strict=False), zip(*inside, strict=False), strict=False
+    ):
+        most_bytes = max(_values(of_gpu, "memory_bytes"), default=None)
+        last = of_gpu[-1]
+        for gpu in samples:
+            if "memory_bytes" in gpu and most_bytes is not None:
+                grown_bytes.append(gpu["memory_bytes"] - most_bytes)
+                if "own_bytes" in gpu and "own_bytes" in last:
+                    own_bytes = gpu["own_bytes"] - last["own_bytes"]
+                    foreign_bytes.append(gpu["memory_bytes"] - last["memory_bytes"] - own_bytes)
+            if "processes" in gpu and "processes" in last:
+                processes.append(gpu["processes"] - last["processes"])
+    means = [_mean(samples, "busy_percent") for samples in zip(*averaged, strict=False)]
+    return {
+        "samples": len(inside),
+        "grown_bytes": max(grown_bytes, default=None),
+        "foreign_bytes": max(foreign_bytes, default=None),
+        "processes": max(processes, default=None),
+        "busy_percent": min(filter(None, means), default=None),
+    }
 
 
 def _of_phase(

@@ -22,6 +22,7 @@ from analysis.validity.check import (
     not_applicable,
     unchecked,
     unless_cpu,
+    unless_training,
     unseen,
 )
 from benchmarks.record import Record
@@ -207,6 +208,56 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
         return None
 
     return _worst_host(record, "gpu_samples", record.cell.hosts, judge)
+
+
+@check("invalid", "another program began on these GPUs after the start: {}", since=7)
+def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
+    """while steps are timed the driver lists a process more, or memory that is not the cell's grows
+    by more than {foreign_growth_gib}. Suspect: memory grows so and the driver does not say whose;
+    every GPU is busier than the same steps keep it that are launched ahead, by more of the time
+    than {foreign_busy_share}
+    """
+    windows = record.checks.get("gpu_windows")
+    if windows is None:
+        if record.cell.device != "cuda":
+            return unless_cpu(record, "")
+        return unless_training(record, "the GPUs were not sampled before and in the timed windows")
+    busy_percents = []
+    grown = ""  # where memory grew and the driver does not say whose it is
+    is_known = True
+    for position, of_host in enumerate(windows):
+        host = ""
+        if record.cell.hosts:
+            host = f" on host {record.cell.hosts[position]}"
+        if (of_host.get("processes") or 0) > 0:
+            return f"{of_host['processes']} more in the driver's list of processes{host}"
+        grown_gib = (of_host.get("grown_bytes") or 0) / GIB
+        foreign_gib = (of_host.get("foreign_bytes") or 0) / GIB
+        if foreign_gib > limits.foreign_growth_gib:
+            return f"memory that is not the cell's grew by {foreign_gib:.1f} GiB{host}"
+        if of_host.get("foreign_bytes") is None:
+            is_known = False
+            if grown_gib > limits.foreign_growth_gib:
+                grown = f"memory in use grew by {grown_gib:.1f} GiB{host}, whose is not known"
+        if of_host.get("busy_percent") is not None:
+            busy_percents.append(of_host["busy_percent"])
+    if grown:
+        return CheckOutcome("suspect", grown)
+    alone_ms, step_ms = record.metrics.get("gpu/busy_ms"), record.metrics.get("step/ms_median")
+    if record.cell.servers:
+        return None  # steps wait for servers, and the GPU is busy meanwhile
+    if len(busy_percents) < len(windows) or not alone_ms or not step_ms:
+        if is_known:
+            return None  # a program there would hold memory
+        return unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
+    busy, alone = min(busy_percents) / 100, min(1.0, alone_ms / step_ms)
+    if busy - alone <= limits.foreign_busy_share:
+        return None
+    text = (
+        f"the GPUs were busy {100 * busy:.0f} % of the timed windows, in which the same steps, "
+        f"launched ahead, need {100 * alone:.0f} %"
+    )
+    return CheckOutcome("suspect", text)
 
 
 @check("suspect", "other programs used the CPU: {}")

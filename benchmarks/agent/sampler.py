@@ -145,8 +145,8 @@ class SampledGpus:
     def _processes(self, running: Sequence[Any]) -> dict[str, Any]:
         """Return the processes on the GPU without our token, and the memory of those with it.
 
-        A driver outside a container may name processes that do not exist inside it. They are left
-        out: memory that grows shows them too.
+        A driver outside a container may name processes that do not exist inside it. They are
+        counted in `processes` alone: their memory shows them too.
         """
         foreign_pids: list[int] = []
         own_bytes: list[int | None] = []
@@ -162,7 +162,7 @@ class SampledGpus:
                     own_bytes.append(process.usedGpuMemory)
                 elif environ:  # empty: it is just ending
                     foreign_pids.append(process.pid)
-        facts: dict[str, Any] = {"foreign_pids": foreign_pids}
+        facts: dict[str, Any] = {"foreign_pids": foreign_pids, "processes": len(running)}
         if own_bytes and None not in own_bytes:
             facts["own_bytes"] = sum(size for size in own_bytes if size is not None)
         return facts

@@ -245,6 +245,9 @@ LATER_ENTRIES = {
     ("checks", "unseen_share"): 7,
     ("checks", "grid_ms"): 7,
     ("checks", "versions_differ"): 7,
+    ("checks", "gpu_windows"): 7,
+    ("validity", "limits.foreign_growth_gib"): 7,
+    ("validity", "limits.foreign_busy_share"): 7,
 }
 COLUMNS = tuple(entry for entry in _TABLE if entry.column)
 

@@ -171,6 +171,7 @@ CHECKS = optional(
         reasons_known=bool,
         hosts=list[dict[str, Any]],
     ),
+    gpu_windows=list[dict[str, Number | None]],  # of each host
     cpu_samples=optional(  # the share of the cores that others used, by phase
         cores=Count,
         others_share=dict[str, Number],
