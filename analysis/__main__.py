@@ -25,7 +25,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "nccl-log": "say what NCCL did: transports, channels, settings, choices, warnings",
         "trace": "say where communication time goes, in a trace of nsys or torch.profiler",
         "nccl-tests": "read output of nccl-tests 2.0 to 2.19; flag inconsistent tables",
-        "p2p": "show matrices of p2pBandwidthLatencyTest or benchmark=p2p",
+        "p2p": "show matrices of p2pBandwidthLatencyTest",
     },
     "report": {
         "report": "write the report of a study, or of several, with figures and tables; "

@@ -11,10 +11,10 @@ import gc
 import gzip
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 LARGEST_TOPOLOGY_BYTES = 8 << 20
 LARGEST_TEXT_BYTES = 512 << 20  # a log, or a benchmark's output
@@ -85,41 +85,6 @@ def refuse_too_many(gpus: int) -> None:
     """Refuse tables of more GPUs than any machine has. Raises UnreadableInput."""
     if gpus > MOST_GPUS:
         raise UnreadableInput(f"{gpus} GPUs; no machine has more than {MOST_GPUS}")
-
-
-def table_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a table of a record. Raises UnreadableInput, which says why the record has none."""
-    tables = content.get("tables")
-    table = tables.get(name) if isinstance(tables, dict) else None
-    if not isinstance(table, dict):
-        state = content.get("state")
-        why = f"it has no tables.{name}"
-        if state not in (None, "finished"):
-            why = f"the cell is {state}"
-        raise UnreadableInput(f"{_accepted(name)}; {why}")
-    return table
-
-
-@contextlib.contextmanager
-def damage_told(name: str) -> Iterator[None]:
-    """Turn what a damaged table raises inside into UnreadableInput.
-
-    Python's own words would tell a user nothing.
-    """
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        cause = f"a {type(error).__name__}"
-        if isinstance(error, KeyError):
-            cause = f"{error.args[0]!r} is missing"
-        elif isinstance(error, UnreadableInput):
-            cause = str(error)
-        raise UnreadableInput(f"{_accepted(name)}; tables.{name} is damaged ({cause})") from None
-
-
-def _accepted(name: str) -> str:
-    benchmark = {"nccl-tests": "collectives"}.get(name, name)
-    return f"accepted is a record.json of benchmark={benchmark}"
 
 
 @contextlib.contextmanager

@@ -199,10 +199,6 @@ def kineto_traces():
     return seeds
 
 
-def records_of(study, *names):
-    return lambda: [Seed((DATA / study / name / "record.json").read_bytes()) for name in names]
-
-
 # Our own files: records, cells of a launcher that died, hosts, noise floors, bundles
 
 
@@ -546,10 +542,6 @@ READERS = {
     ),
     "nccl-tests-text": Reader(nccl_tests_texts, command("nccl-tests"), TEXT, ONE_LINE),
     "p2p-text": Reader(captures(*P2P), command("p2p"), TEXT, ONE_LINE),
-    "p2p-record": Reader(
-        records_of("h200_x2/links", "p2p-gpus0-1-d8d7030d8f", "p2p-gpus0-1-9781131b4b"),
-        command("p2p"), TEXT_AND_JSON,
-    ),
     "topo-text": Reader(captures(*TOPOLOGIES), command("topology", drawn=True), TEXT, LINES),
     "topo-xml": Reader(
         topology_xmls, command("topology", drawn=True),

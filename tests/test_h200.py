@@ -13,6 +13,7 @@ from analysis.native.p2p import read_p2p
 from analysis.trace.source import read_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.trace_summary import summarize, trace_metrics
+from benchmarks.record import read as read_record
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -70,14 +71,18 @@ def rate_limit(name):
     ],
 )
 def test_copies_between_gpus_are_as_fast_as_the_tool_has_them(tool, cells):
-    theirs = read_p2p(DATA / tool).runs
-    ours = [sample for path in DATA.glob(cells) for sample in read_p2p(path).repeats]
+    theirs = read_p2p(DATA / tool)
+    ours = [read_record(path).tables["p2p"] for path in DATA.glob(cells)]
     of_four = "x4" in tool
     for name, entries in theirs[0].entries.items():
         for pair in entries:
             if of_four and (name.startswith("latency") or pair[0] == pair[1]):
                 continue
-            mine = median(sample.entries[name][pair] for sample in ours)
+            row, column = pair
+            mine = []
+            for table in ours:
+                mine += [matrix[row][column] for matrix in table["samples"][name]]
+            mine = median(mine)
             native = median(run.entries[name][pair] for run in theirs)
             assert mine == pytest.approx(native, rel=rate_limit(name)), (name, pair)
 

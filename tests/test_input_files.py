@@ -48,7 +48,6 @@ def test_a_cut_gzip_file_is_refused(tmp_path):
 
 
 LOG = "nccl_dgx1_gpus_0_3_default.log"
-P2P_RECORD = "h200_x2/links/p2p-gpus0-1-9781131b4b/record.json"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,6 @@ P2P_RECORD = "h200_x2/links/p2p-gpus0-1-9781131b4b/record.json"
         (["nccl-log"], LOG),
         (["nccl-tests"], "nccl_tests_sharp_cluster.txt"),
         (["p2p"], "p2p_a100_pcie_x4.txt"),
-        (["p2p"], P2P_RECORD),
         (["topology"], "topo_dgx1_v100.txt"),
         (["topology"], "nccl_topo_h200_x4.xml"),
         (["subsets"], "topo_a100_pcie_x4.txt"),

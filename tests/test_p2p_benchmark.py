@@ -5,7 +5,6 @@ The test of real GPUs at the end needs two: `pytest -m multi_gpu tests/test_p2p_
 
 import dataclasses
 import itertools
-import json
 import math
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +17,6 @@ from build import composed_cell, links_cell
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.__main__ import main
 from analysis.report.charts import shade
 from benchmarks.p2p import derive, measure
 from benchmarks.p2p.copies import (
@@ -243,49 +241,6 @@ def test_three_workers_copy_all_at_once(forked):
     raw = read_lines(forked.folder / "p2p_three" / "ranks" / "0.jsonl")
     assert sum(line["kind"] == "p2p" for line in raw) == 6 + len(rows)
     assert "all others to one at once" in found["output"]
-
-
-def a_record(tmp_path):
-    """The part of a record that is read, as plain JSON."""
-    result, _ = measured((0, 1, 2, 3), FixedLinks(4, [(0, 1)]), tmp_path)
-    environment = {"topology": (DATA / "topo_h200_x4.txt").read_text()}
-    facts = {"state": "finished", "name": "p2p · gpus 0,1,2,3", "environment": environment}
-    return facts | {"tables": result.tables}
-
-
-def test_a_record_is_read_as_the_tools_text_is(tmp_path, capsys):
-    record, file = a_record(tmp_path), tmp_path / "record.json"
-
-    def printed(*options):
-        file.write_text(json.dumps(record))
-        assert main(["p2p", str(file), *options]) == 0
-        return capsys.readouterr().out
-
-    read, table = json.loads(printed("--json")), record["tables"]["p2p"]
-    assert {name: read[name] for name in ("devices", "access", "matrices")}.items() <= table.items()
-    latencies = [repeat["matrices"]["latency_gpu_enabled"] for repeat in read["repeats"]]
-    assert latencies == table["samples"]["latency_gpu_enabled"]
-    table["access"] = dict.fromkeys(table["access"], False)
-    table["words"] = {"enabled": "peer access", "disabled": "copies that the driver stages"}
-    assert "no peer access: 0-1" in printed()
-    table["access"] = dict.fromkeys(table["access"], True)
-    table["words"] = {"enabled": "shared memory", "disabled": "gloo messages"}
-    assert "every pair has shared memory" in printed()
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{", "the document is cut or broken"),
-        ('{"state": "failed", "tables": {}}', "the cell is failed"),
-        ('{"state": "finished", "tables": {"host_link": {}}}', "it has no tables.p2p"),
-        ('{"tables": {"p2p": {"matrices": {"a": 1}}}}', "tables.p2p is damaged"),
-    ],
-)
-def test_other_json_is_refused_with_a_sentence(tmp_path, capsys, content, sentence):
-    (tmp_path / "record.json").write_text(content)
-    assert main(["p2p", str(tmp_path / "record.json")]) == 2
-    assert f"accepted is a record.json of benchmark=p2p; {sentence}" in capsys.readouterr().err
 
 
 def test_shades():

@@ -30,7 +30,7 @@ CHOICES_SHOWN = 20
 FILES = {
     "nccl-log": "one log of all ranks, or one log per rank",
     "nccl-tests": "output of nccl-tests 2.0 to 2.19",
-    "p2p": "output of p2pBandwidthLatencyTest, whole or in part, or a record.json of benchmark=p2p",
+    "p2p": "output of p2pBandwidthLatencyTest, whole or in part",
 }
 COUNT = NumberFormat(decimals=0)
 ONE, TWO, THREE = NumberFormat(decimals=1), NumberFormat(decimals=2), NumberFormat(decimals=3)
@@ -279,37 +279,31 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
 
 
 def _run_p2p(arguments: argparse.Namespace) -> None:
-    """Print the matrices; as JSON the first run, or medians, and the rest as `repeats`."""
-    p2p = read_p2p(arguments.file)
-    words = p2p.words or {}
+    """Print the matrices; as JSON the first run, and the rest as `repeats`."""
+    runs = read_p2p(arguments.file)
     if arguments.json:
-        content: dict[str, Any] = p2p.runs[0].to_json()
-        repeats = p2p.runs[1:]
-        if words:
-            repeats = p2p.repeats
-        if repeats:
-            content["repeats"] = [matrices.to_json() for matrices in repeats]
+        content: dict[str, Any] = runs[0].to_json()
+        if len(runs) > 1:
+            content["repeats"] = [matrices.to_json() for matrices in runs[1:]]
         print(json.dumps(content))
         return
-    for state, meaning in words.items():
-        console().print(f"P2P {state}: {escape(meaning)}", soft_wrap=True)
-    for index, matrices in enumerate(p2p.runs, 1):
+    for index, matrices in enumerate(runs, 1):
         prefix = ""
-        if len(p2p.runs) > 1:
-            prefix = f"run {index} of {len(p2p.runs)}: "
-        _print_matrices(matrices, prefix, words.get("enabled", "peer access"))
+        if len(runs) > 1:
+            prefix = f"run {index} of {len(runs)}: "
+        _print_matrices(matrices, prefix)
 
 
-def _print_matrices(matrices: Matrices, prefix: str, access: str) -> None:
-    """Print the devices, the pairs without `access`, the matrices and the notes."""
+def _print_matrices(matrices: Matrices, prefix: str) -> None:
+    """Print the devices, the pairs without peer access, the matrices and the notes."""
     out = console()
     for gpu, device in sorted(matrices.devices.items()):
         out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
     if matrices.access:
         refused = {(min(a, b), max(a, b)) for (a, b), can in matrices.access.items() if not can}
-        line = f"every pair has {access}"
+        line = "every pair has peer access"
         if refused:
-            line = f"no {access}: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
+            line = f"no peer access: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
         out.print(escape(line), soft_wrap=True)
     for name, gpus in matrices.ids.items():
         unit = "GB/s"

@@ -1,28 +1,25 @@
-"""Read GB/s and µs between every ordered pair of GPUs: p2pBandwidthLatencyTest or benchmark=p2p.
+"""Read GB/s and µs between every ordered pair of GPUs from p2pBandwidthLatencyTest's text.
 
-The program's text (CUDA samples) is checked against its format strings. Every entry has two
+The text of the program (CUDA samples) is checked against its format strings. Every entry has two
 decimals, so a cut entry shows. A row counts only if it has an entry for every column of its matrix.
 The row is the GPU that runs the copy.
 """
 
 import json
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from analysis.input_files import UnreadableInput, damage_told, read_input, refuse_too_many, table_of
+from analysis.input_files import UnreadableInput, read_input, refuse_too_many
 from benchmarks.record import finite
 
-_ACCEPTED_TEXT = (
+_ACCEPTED = (
     "accepted is the output of p2pBandwidthLatencyTest: a title such as `Unidirectional "
     "P2P=Disabled Bandwidth Matrix (GB/s)`, a line of columns, rows"
 )
-_ACCEPTED_RECORD = "accepted is a record.json of benchmark=p2p"
-# What every release of the sample prints, in this order. CPU workers have no latency of a GPU.
+# What every release of the sample prints, in this order.
 _PRINTED = (
     *("unidirectional_disabled", "unidirectional_enabled"),
     *("bidirectional_disabled", "bidirectional_enabled"),
@@ -54,7 +51,6 @@ _DEVICE = re.compile(
     rf"pciDomainID: ?{_HEX}\s*",
     re.ASCII,
 )
-_WORKER = re.compile(r"CPU worker \d{1,4}\s*", re.ASCII)  # Ringside's, in the program's form
 _ACCESS = re.compile(r"\s*Device=(\d{1,4}) (CAN|CANNOT) Access Peer Device=(\d{1,4})\s*", re.ASCII)
 _BITS = "connectivity"  # the matrix of bits, which says who can access whom
 _BANDWIDTH = "unidirectional_enabled"  # as in a ring's step: one direction, with peer access if any
@@ -103,74 +99,14 @@ class Matrices:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class P2p:
-    """The matrices of one file."""
-
-    runs: list[Matrices]  # of the tool, or the medians of a record
-    repeats: list[Matrices] = field(default_factory=list)  # every repeat of a record
-    words: Mapping[str, str] | None = None  # what enabled and disabled mean in a record
-
-
-def read_p2p(file: str | Path) -> P2p:
-    """Return the matrices of a file.
+def read_p2p(file: str | Path) -> list[Matrices]:
+    """Return every run of the program in a file.
 
     Raises:
         OSError: it cannot be opened.
         UnreadableInput: it holds no matrix; the message says what is accepted.
     """
-    return read_input(file, parse_p2p)
-
-
-def parse_p2p(text: str) -> P2p:
-    """Return the matrices of a text or of a record. Raises UnreadableInput if there is none."""
-    if text.lstrip().startswith("{"):
-        return _parse_record(text)
-    return P2p(parse_matrices(text))
-
-
-# --- records of benchmark=p2p ---------------------------------------------------------------------
-
-
-def _parse_record(text: str) -> P2p:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UnreadableInput(f"{_ACCEPTED_RECORD}; the document is cut or broken") from None
-    table = table_of(record, "p2p")
-    with damage_told("p2p"):
-        medians = _matrices_of_table(table, table["matrices"])
-        repeats = []
-        for squares in zip(*table["samples"].values(), strict=True):
-            named = dict(zip(table["samples"], squares, strict=True))
-            repeats.append(_matrices_of_table(table, named))
-        words = {str(state): str(word) for state, word in table["words"].items()}
-    return P2p([medians], repeats or [medians], words)
-
-
-def _matrices_of_table(table: Mapping[str, Any], squares: Mapping[str, Any]) -> Matrices:
-    """Return a record's matrices. Numbers that are not finite are absent."""
-    matrices = Matrices(0)
-    refuse_too_many(len(table["devices"]))
-    ids = tuple(int(device["id"]) for device in table["devices"])
-    for device in table["devices"]:
-        if device["name"]:
-            names = {"name": str(device["name"]), "bus_id": str(device["bus_id"])}
-            matrices.devices[int(device["id"])] = names
-    for pair, can_access in table["access"].items():
-        a, b = map(int, pair.split("-"))
-        matrices.access[a, b] = matrices.access[b, a] = bool(can_access)
-    for name, rows in squares.items():
-        matrices.ids[name] = ids
-        matrices.entries[name] = {}
-        for a, row in zip(ids, rows, strict=True):
-            for b, value in zip(ids, row, strict=True):
-                if value is not None and math.isfinite(float(value)):
-                    matrices.entries[name][a, b] = float(value)
-    return matrices
-
-
-# --- text of p2pBandwidthLatencyTest --------------------------------------------------------------
+    return read_input(file, parse_matrices)
 
 
 def parse_matrices(text: str) -> list[Matrices]:
@@ -204,7 +140,7 @@ def parse_matrices(text: str) -> list[Matrices]:
             reason = f"line {reader.runs[0].line} looks like this output, but no matrix follows"
         else:
             reason = f"line 1 begins {text.lstrip().splitlines()[0][:60]!r}"
-        raise UnreadableInput(f"{_ACCEPTED_TEXT}; {reason}")
+        raise UnreadableInput(f"{_ACCEPTED}; {reason}")
     for run in empty:
         runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")
     return runs
@@ -221,7 +157,6 @@ class _MatrixReader:
         self.columns: tuple[int, ...] = ()  # of every matrix of this run
         self.last_row = -1  # its index in `columns`
         self.lost: list[int] = []  # numbers of this run's rows that do not fit
-        self.has_workers = False
 
     def read_line(self, line_number: int, line: str) -> None:
         title, columns = _TITLE.fullmatch(line), _COLUMNS.fullmatch(line)
@@ -231,9 +166,6 @@ class _MatrixReader:
         elif device:
             bus_id = f"{int(device[5], 16):04x}:{int(device[3], 16):02x}:{int(device[4], 16):02x}"
             self.run(line_number).devices[int(device[1])] = {"name": device[2], "bus_id": bus_id}
-        elif _WORKER.fullmatch(line):
-            self.run(line_number)
-            self.has_workers = True
         elif access:
             self.run(line_number).set_access(
                 line_number, int(access[1]), int(access[3]), access[2] == "CAN"
@@ -266,7 +198,7 @@ class _MatrixReader:
     def start_run(self, line_number: int) -> None:
         self.note_missing()
         self.title, self.name, self.titles, self.columns = "", "", set(), ()
-        self.lost, self.has_workers = [], False
+        self.lost = []
         self.runs.append(Matrices(line_number))
 
     def read_title(self, line_number: int, match: re.Match[str]) -> None:
@@ -350,10 +282,7 @@ class _MatrixReader:
             wanted += _READS
             if "latency_cpu_disabled" in run.ids:
                 wanted.append("latency_cpu_enabled_reads")
-        absent = []
-        for name in wanted:
-            if name not in run.ids and not (self.has_workers and name.startswith("latency_gpu")):
-                absent.append(name)
+        absent = [name for name in wanted if name not in run.ids]
         if absent:
             run.notes.append(f"the text has no {', '.join(absent)}: it is cut or incomplete")
 
