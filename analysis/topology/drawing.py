@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.text import count
 from analysis.topology.model import (
@@ -113,13 +113,29 @@ def pcie_groups(topology: Topology, devices: Sequence[Device]) -> list[tuple[lis
     return labelled
 
 
+class SwitchBox(NamedTuple):
+    """PCIe switches above the NICs, with the devices that they join."""
+
+    place: Point
+    devices: list[Device]
+    label: str
+
+
+class SocketBox(NamedTuple):
+    """What lies behind the devices of one socket."""
+
+    left: float
+    right: float
+    label: str
+
+
 @dataclass
 class Layout:
     """Where everything stands."""
 
     places: dict[Device, Point] = field(default_factory=dict)
-    switches: list[tuple[Point, list[Device], str]] = field(default_factory=list)  # with a label
-    boxes: list[tuple[float, float, str]] = field(default_factory=list)  # left, right, label
+    switches: list[SwitchBox] = field(default_factory=list)
+    sockets: list[SocketBox] = field(default_factory=list)
     styles: LineStyles = field(default_factory=dict)
     bottom: float = -0.75
 
@@ -145,11 +161,11 @@ def lay_out(topology: Topology) -> Layout:
                 for index, device in enumerate(members):
                     layout.places[device] = (at + step * index, y)
             if label:
-                layout.switches.append(((x + width / 2, SWITCH_Y), group, label))
+                layout.switches.append(SwitchBox((x + width / 2, SWITCH_Y), group, label))
                 layout.bottom = min(layout.bottom, SWITCH_Y - 0.75)
             x += width
         x = max(x, left + 0.3 + LETTER * len(socket))
-        layout.boxes.append((left, x, socket))
+        layout.sockets.append(SocketBox(left, x, socket))
         x += 0.3
     most = 0
     for word in best_first(topology.links.values()):
@@ -167,7 +183,7 @@ def topology_figure(topology: Topology) -> "Figure":
     from matplotlib.figure import Figure
 
     layout = lay_out(topology)
-    left, right = layout.boxes[0][0] - 0.1, layout.boxes[-1][1] + 0.1
+    left, right = layout.sockets[0].left - 0.1, layout.sockets[-1].right + 0.1
     top = 0.6
     if topology.nvswitch:
         top = NVSWITCH_Y + 0.4
@@ -184,15 +200,18 @@ def topology_figure(topology: Topology) -> "Figure":
         figure = Figure(figsize=(INCHES * (right - left), INCHES * (top - layout.bottom)))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(left, right), ylim=(layout.bottom, top))
         axes.axis("off")
-        for low, high, label in layout.boxes:
-            middle = ((low + high) / 2, (layout.bottom + 0.45) / 2)
-            _draw_box(axes, middle, (high - low, 0.45 - layout.bottom), "", "#f4f5f7", GREY, 0, 0)
-            axes.text(low + 0.15, layout.bottom + 0.15, label, fontsize=8.5, color="#4a5460")
-        for (x, y), members, label in layout.switches:
-            for device in members:
+        for socket in layout.sockets:
+            middle = ((socket.left + socket.right) / 2, (layout.bottom + 0.45) / 2)
+            size = (socket.right - socket.left, 0.45 - layout.bottom)
+            _draw_box(axes, middle, size, "", "#f4f5f7", GREY, 0, 0)
+            corner = (socket.left + 0.15, layout.bottom + 0.15)
+            axes.text(*corner, socket.label, fontsize=8.5, color="#4a5460")
+        for switch in layout.switches:
+            x, y = switch.place
+            for device in switch.devices:
                 at = layout.places[device]
                 axes.plot([x, at[0]], [y, at[1]], color="#b0b7bf", linewidth=1.0, zorder=1)
-            _draw_box(axes, (x, y), (1.45, 0.4), label, "#e3d7c1", "#8d7b58", 7.5)
+            _draw_box(axes, switch.place, (1.45, 0.4), switch.label, "#e3d7c1", "#8d7b58", 7.5)
         _draw_nvlinks(axes, topology, layout)
         for device, at in layout.places.items():
             if isinstance(device, int):

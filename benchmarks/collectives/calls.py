@@ -78,7 +78,12 @@ class TorchCalls:
         else:
             to_next = dist.P2POp(dist.isend, send, (rank + 1) % size)
             from_last = dist.P2POp(dist.irecv, receive, (rank - 1) % size)
-            function, arguments = _send_receive, (to_next, from_last)
+
+            def send_receive() -> None:
+                for work in dist.batch_isend_irecv([to_next, from_last]):
+                    work.wait()
+
+            return send_receive
         return functools.partial(function, *arguments)
 
     def in_order(self, calls: Sequence[Call]) -> Call:
@@ -99,11 +104,6 @@ class TorchCalls:
                 in_turn()
 
         return make
-
-
-def _send_receive(*operations: dist.P2POp) -> None:
-    for work in dist.batch_isend_irecv(list(operations)):
-        work.wait()
 
 
 def loaded_library() -> Any:
@@ -158,14 +158,11 @@ class NcclCalls:
                 return self._made(
                     self._call(function, *arguments, self._communicator, self._stream)
                 )
-        return self.exchange(self._messages(name, send, receive))
-
-    def _messages(self, name: str, send: Tensor, receive: Tensor) -> list[PointToPoint]:
-        """Return the sends and receives of this rank."""
-        rank, size, root = self._ranks.rank, self._ranks.world_size, self._root
-        if name == "send_recv":
-            return [("ncclSend", send, (rank + 1) % size), ("ncclRecv", receive, (rank - 1) % size)]
+        rank, size = self._ranks.rank, self._ranks.world_size
         messages: list[PointToPoint] = []
+        if name == "send_recv":
+            messages.append(("ncclSend", send, (rank + 1) % size))
+            messages.append(("ncclRecv", receive, (rank - 1) % size))
         if name == "gather":
             messages.append(("ncclSend", send, root))
         if name == "scatter":
@@ -176,7 +173,7 @@ class NcclCalls:
         if name == "all_to_all" or (name == "gather" and rank == root):
             for peer, part in enumerate(receive.chunk(size)):
                 messages.append(("ncclRecv", part, peer))
-        return messages
+        return self.exchange(messages)
 
     def exchange(self, messages: Sequence[PointToPoint]) -> InOrder:
         """Return a call that makes sends and receives as one group, matched in their order."""
