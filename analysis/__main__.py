@@ -30,14 +30,14 @@ COMMANDS: dict[str, dict[str, str]] = {
     "report": {
         "report": "write the report of a study, or of several, with figures and tables; "
         "--bundle: an archive that others can check",
+        "seconds": "say where the time of each cell went, and that of the sweep around them",
     },
     "verify": {"verify": "derive every record again from the raw lines of its ranks, and compare"},
-    "seconds": {
-        "seconds": "say where the time of each cell went, and that of the sweep around them"
-    },
-    "forecasts": {
+    "predict_cells": {
         "predict": "say what cells should give before they run; --holdout: how good such forecasts "
         "were",
+    },
+    "advise_cells": {
         "advise": "say which GPUs, strategy and NCCL settings to take by forecast",
     },
     "compare_studies": {"compare": "say how two studies differ"},

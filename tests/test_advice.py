@@ -19,7 +19,7 @@ from analysis.prediction.advise import (
     topology_of,
 )
 from analysis.prediction.calibration_data import calibrate
-from analysis.prediction.forecast import HeldOutScores, forecast
+from analysis.prediction.forecast import forecast, held_out_scores
 from analysis.prediction.query import Subset
 from analysis.study.study import Study, open_study
 from analysis.topology.readers import read_topology
@@ -38,18 +38,19 @@ def test_the_farthest_link_of_several_gpus():
     assert farthest_class(topology, (0, 99)) is None and farthest_class(None, (0, 1)) is None
 
 
-def advice_on(study, pairs, settings=({},), **asked):
+def advice_on(study, pairs, settings=({},), scores=None, **asked):
     calibration = calibrate(study)
+    if scores is not None:
+        scores = {"condition": scores, "batch": scores}
     chosen = [Subset(len(members), members=members) for members in pairs]
     request = ForecastRequest(chosen, settings, gpus_of_host=4, every_option=True, **asked)
     several = next(iter(candidates(calibration, request).values()))
-    ranked, _ = advise(calibration, several, HeldOutScores(calibration))
+    ranked, _ = advise(calibration, several, scores or held_out_scores(calibration))
     return ranked
 
 
-def test_a_measured_cell_counts_by_its_runs(monkeypatch):
-    monkeypatch.setattr(HeldOutScores, "of", lambda self, query: [2.0] * 12)
-    ranked = advice_on(open_study(SETTINGS), [(0, 3), (0, 1)], [{}, LOC])
+def test_a_measured_cell_counts_by_its_runs():
+    ranked = advice_on(open_study(SETTINGS), [(0, 3), (0, 1)], [{}, LOC], [2.0] * 12)
     cells = {}
     for cell in ranked:
         cells[cell.candidate.query.members, bool(cell.candidate.nccl)] = cell
@@ -61,12 +62,11 @@ def test_a_measured_cell_counts_by_its_runs(monkeypatch):
     assert alike[(0, 3), False] and alike[(0, 1), False] and not alike[(0, 3), True]
 
 
-def test_no_upper_end_is_above_the_rate_of_compute_alone(monkeypatch):
+def test_no_upper_end_is_above_the_rate_of_compute_alone():
     """Two H200s alone: 54.25 to 54.33 ms. An exchange of which nothing is known gives no more."""
     asked = {"strategies": ["nccl_allreduce"]}
     assert not advice_on(open_study(WATERFALL), [(1, 3)], **asked)[0].bounded
-    monkeypatch.setattr(HeldOutScores, "of", lambda self, query: [1e3] * 12)
-    unsure = advice_on(open_study(WATERFALL), [(1, 3)], **asked)[0]
+    unsure = advice_on(open_study(WATERFALL), [(1, 3)], scores=[1e3] * 12, **asked)[0]
     assert unsure.bounded and unsure.low < 0.5 * unsure.rate < unsure.high
     assert unsure.high == pytest.approx(2 * 256e3 / 54.286, rel=0.01)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from analysis.input_files import UnreadableInput
 from analysis.prediction.calibration_data import SIGMA_AT_P95, CalibrationData
 from analysis.prediction.distributions import average, deviation, mean
-from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error
+from analysis.prediction.forecast import conformal, growth_of, way_of, why_no_error
 from analysis.prediction.link_model import requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
 from analysis.prediction.step_model import (
@@ -65,21 +65,23 @@ def overlaps(cell: RankedCell, first: RankedCell) -> bool:
 
 
 def advise(
-    calibration: CalibrationData, candidates: Sequence[Candidate], scores: HeldOutScores
-) -> tuple[list[RankedCell], list[tuple[Candidate, str]]]:
-    """Return the candidates in order of their rates, and those without a forecast with the reason.
+    calibration: CalibrationData,
+    candidates: Sequence[Candidate],
+    scores: Mapping[str, Sequence[float]],
+) -> tuple[list[RankedCell], dict[Candidate, str]]:
+    """Return the candidates in order of their rates, and {candidate without a forecast: reason}.
 
-    Raises ValueError where no candidate has a forecast.
+    `scores` are those of held_out_scores. Raises ValueError where no candidate has a forecast.
     """
     ranked: list[RankedCell] = []
-    refused: list[tuple[Candidate, str]] = []
+    refused: dict[Candidate, str] = {}
     for candidate in candidates:
         try:
             ranked.append(_ranked(calibration, candidate, scores))
-        except ValueError as error:  # UnknownLink too
-            refused.append((candidate, str(error)))
+        except ValueError as error:
+            refused[candidate] = str(error)
     if not ranked and refused:
-        raise ValueError(refused[0][1])
+        raise ValueError(next(iter(refused.values())))
     if not ranked:
         raise ValueError("the study has no strategy to advise on; accepted with --strategy")
     ranked.sort(key=lambda cell: -round(cell.rate, 6))
@@ -87,9 +89,9 @@ def advise(
 
 
 def _ranked(
-    calibration: CalibrationData, candidate: Candidate, scores: HeldOutScores
+    calibration: CalibrationData, candidate: Candidate, scores: Mapping[str, Sequence[float]]
 ) -> RankedCell:
-    """Return a cell with its rate. Raises UnknownLink, ValueError."""
+    """Return a cell with its rate. Raises ValueError."""
     query = candidate.query
     images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
     next_run_ms = between_runs_ms(calibration, query)
@@ -110,7 +112,7 @@ def _ranked(
     else:
         model = step_model(calibration, query)
         bare, step_ms = model.bare, mean(model.step)
-        of_query = scores.of(query)
+        of_query = scores[way_of(calibration, query)]
         why = why_no_error(query, len(of_query))
         half_ms = 0.0
         if not why:

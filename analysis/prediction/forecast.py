@@ -71,8 +71,7 @@ def forecast(
 ) -> Forecast:
     """Return the forecast of a cell; `scores` are |error| ÷ deviation of held-out cells.
 
-    Raises UnknownLink (a ValueError) where a wire is not known, ValueError for an unknown strategy
-    or workload.
+    Raises ValueError for an unknown wire, strategy or workload.
     """
     model = step_model(calibration, query)
     step = model.step + model.noise
@@ -312,29 +311,23 @@ def _calibration_without(
     return replace(calibration, cells=tuple(cells))
 
 
-def _way_of(calibration: CalibrationData, query: CellQuery) -> str:
-    """Return how cells are held out for a query: by batches where its own was not measured."""
+def way_of(calibration: CalibrationData, query: CellQuery) -> str:
+    """Return how cells are held out, so that as much is unknown as of a query: CONDITION, or BATCH
+    where its own batch size was not measured.
+    """
     for cell in calibration.timed(query.workload):
         if cell.query.batch_size == query.batch_size:
             return CONDITION
     return BATCH
 
 
-class HeldOutScores:
-    """The scores of a calibration's cells, held out so that as much is unknown as of a query."""
-
-    def __init__(self, calibration: CalibrationData) -> None:
-        self._calibration = calibration
-        self._of_way: dict[str, list[float]] = {}
-
-    def of(self, query: CellQuery) -> list[float]:
-        """Return the scores of held-out conditions; of batches where its own was not measured."""
-        way = _way_of(self._calibration, query)
-        if way not in self._of_way:
-            self._of_way[way] = []
-            with contextlib.suppress(ValueError):  # there is nothing to hold out
-                self._of_way[way] = scores_of(hold_out(self._calibration, way))
-        return self._of_way[way]
+def held_out_scores(calibration: CalibrationData) -> dict[str, list[float]]:
+    """Return the scores of a calibration's cells by each way that a query may need (way_of)."""
+    scores: dict[str, list[float]] = {CONDITION: [], BATCH: []}
+    for way in scores:
+        with contextlib.suppress(ValueError):  # there is nothing to hold out
+            scores[way] = scores_of(hold_out(calibration, way))
+    return scores
 
 
 @dataclass(frozen=True)
@@ -421,28 +414,23 @@ def forecast_before(
         refused = "no cell of the study with a step time was measured before it"
         return {"version": VERSION, "cells": 0, "refused": refused}
     facts = {"version": VERSION, "cells": len(calibration.cells)}
+    requested = workload_of(request_of(cell), {})
+    workload = None  # with its gradients, which measured cells know
+    for measured in calibration.timed():
+        there = measured.query.workload
+        if workload is not None and there.gradient_bytes <= workload.gradient_bytes:
+            continue
+        if (there.model, there.rest) == (requested.model, requested.rest):
+            workload = there
+    if workload is None:
+        refused = f"no cell of the study that trains {requested} like this was measured before it"
+        return {**facts, "refused": refused}
+    of_way: Sequence[float] = ()
     try:
-        query = query_of(cell, _known_workload(calibration, cell), link_class, machine)
-        of_way: Sequence[float] = ()
+        query = query_of(cell, workload, link_class, machine)
         if why_no_error(query, 0) != NOT_SCORED and _most_ranks(calibration, query) > 1:
-            of_way = scores.get(_score_key(_way_of(calibration, query), query), ())
+            of_way = scores.get(_score_key(way_of(calibration, query), query), ())
         prediction = forecast(calibration, query, of_way)
-    except ValueError as error:  # UnknownLink too
+    except ValueError as error:
         return {**facts, "refused": str(error)}
     return {**facts, "held_out": len(of_way), "level": LEVEL, **asdict(prediction)}
-
-
-def _known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
-    """Return the workload of a cell with its gradients, which measured cells know.
-
-    Raises ValueError where none has it.
-    """
-    requested = workload_of(request_of(cell), {})
-    queries = [measured.query for measured in calibration.timed()]
-    for query in sorted(queries, key=lambda query: -query.workload.gradient_bytes):
-        workload = query.workload
-        if (workload.model, workload.rest) == (requested.model, requested.rest):
-            return workload
-    raise ValueError(
-        f"no cell of the study that trains {requested} like this was measured before it"
-    )

@@ -52,10 +52,6 @@ NOT_OF_THE_WIRE = (
 )
 
 
-class UnknownLink(ValueError):
-    """Nothing is known of a wire that a forecast needs."""
-
-
 @dataclass(frozen=True)
 class ExchangeWire:
     """What carries the exchange."""
@@ -150,7 +146,7 @@ class LinkModel:
     def time(
         self, kind: str, size_bytes: float, ranks: int, wire: ExchangeWire, hosts: int = 1
     ) -> Draws:
-        """Return the time of a collective in ms. Raises UnknownLink."""
+        """Return the time of a collective in ms. Raises ValueError for a wire that is not known."""
         if ranks < 2:
             return constant(0.0)
         if hosts > 1 and self.network is not None:
@@ -174,11 +170,11 @@ class LinkModel:
         """Return the ms in which all GPUs move bytes through host memory together.
 
         Between 1 and k GPUs the share s that each loses to every other is fitted:
-        sum(n) = n · sum(1) ÷ (1 + s · (n − 1)). Raises UnknownLink.
+        sum(n) = n · sum(1) ÷ (1 + s · (n − 1)). Raises ValueError.
         """
         rates = self.host_gb_per_s
         if not rates:
-            raise UnknownLink("the host link was not measured; add a cell of benchmark=host_link")
+            raise ValueError("the host link was not measured; add a cell of benchmark=host_link")
         if gpus in rates:
             return scaled_normal(moved_bytes / rates[gpus] / 1e6, BETWEEN_RUNS, "host ")
         most = max(rates)
@@ -206,7 +202,7 @@ class LinkModel:
         return False
 
     def _nearest_curve(self, kind: str, ranks: int, wire: ExchangeWire, hosts: int) -> TimeCurve:
-        """Return the curve of a collective that is nearest to what is asked. Raises UnknownLink."""
+        """Return the curve of a collective that is nearest to what is asked. Raises ValueError."""
         nearest = None
         least: tuple[float, ...] = ()
         for curve in self.curves:
@@ -226,7 +222,7 @@ class LinkModel:
         what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
         if hosts > 1:
             what_to_add = " between hosts; add a training cell with nodes=, or describe it by --net"
-        raise UnknownLink(f"no {kind} {wire.way} was measured{what_to_add}")
+        raise ValueError(f"no {kind} {wire.way} was measured{what_to_add}")
 
     def _over_network(
         self,

@@ -254,7 +254,7 @@ def nearest_exchange(calibration: CalibrationData, query: CellQuery) -> Measured
 def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTimes:
     """Return the time of each bucket in a step, if nothing else went on.
 
-    They are in proportion to the exchange of the nearest cell. Raises UnknownLink, ValueError.
+    They are in proportion to the exchange of the nearest cell. Raises ValueError.
     """
     sizes = buckets_of(calibration, query)
     nearest = nearest_exchange(calibration, query)
@@ -412,7 +412,7 @@ class StepModel:
 
 
 def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
-    """Return the step of a cell. Raises UnknownLink, ValueError."""
+    """Return the step of a cell. Raises ValueError."""
     refuse_unknown(query)
     bare, no_bare = bare_step(calibration, query)
     gamma, no_gamma = contention(calibration, query)

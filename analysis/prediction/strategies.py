@@ -16,7 +16,6 @@ from analysis.prediction.link_model import (
     WAYS,
     ExchangeWire,
     LinkModel,
-    UnknownLink,
 )
 from analysis.prediction.query import CellQuery
 
@@ -64,7 +63,7 @@ def _through_host(
 ) -> tuple[Draws, Draws]:
     """Return copies through host memory, of each rank's share or of everything."""
     if query.hosts > 1:
-        raise UnknownLink("what host memory sends between hosts is not in the model")
+        raise ValueError("what host memory sends between hosts is not in the model")
     moved = sent + returned
     if query.option("staging", "full") == "full":
         return links.host_copies(query.gpus, query.gpus * moved), constant(0.0)
@@ -79,7 +78,7 @@ def _to_gpu_servers(
     """Return n gradients into each server's GPU, and n times the weights out of it."""
     rate = links.copies_gb_per_s.get(query.transport)
     if rate is None:
-        raise UnknownLink(
+        raise ValueError(
             f"no peer copy {WAYS[query.transport]} was measured; add a cell of benchmark=p2p"
         )
     ms = query.ranks * (sent + returned) / query.servers / rate / 1e6
@@ -203,7 +202,7 @@ def bucket_times(
 ) -> BucketTimes:
     """Return the times of buckets in a step, or (`in_step=False`) of the exchange alone.
 
-    Raises UnknownLink, ValueError.
+    Raises ValueError.
     """
     refuse_unknown(query)
     exchange = exchange_of(query)

@@ -1,15 +1,13 @@
-"""`python -m analysis predict STUDY` and `… advise STUDY --gpus 0+1,0+3`.
+"""`python -m analysis predict STUDY…`: what cells should give before they run.
 
-predict: what cells should give before they run, with intervals and beside a null model.
-`--holdout condition|size|transport|batch|model` forecasts measured cells from the others and says
-how far off that was. Several folders are read as one study.
-advise: which of several cells is best. Cells that were measured count by their runs.
+Forecasts stand with their intervals beside a null model. `--holdout condition|size|transport|batch|
+model` forecasts measured cells from the others and says how far off that was. Several folders are
+read as one study. The options that `advise` has too are read here.
 """
 
 import argparse
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,40 +15,28 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.console import console
-from analysis.prediction.advise import (
-    Candidate,
-    ForecastRequest,
-    RankedCell,
-    advise,
-    candidates,
-    machine_gpus,
-    overlaps,
-    studied_settings,
-    topology_of,
-)
+from analysis.prediction.advise import ForecastRequest, candidates, machine_gpus
 from analysis.prediction.calibration_data import CalibrationData, calibrate
 from analysis.prediction.forecast import (
     FEWEST_HELD_OUT,
     HOLDOUTS,
     LEVEL,
-    HeldOut,
-    HeldOutScores,
     errors_of,
     forecast,
+    held_out_scores,
     hold_out,
+    way_of,
 )
 from analysis.prediction.link_model import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset
-from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit
 from analysis.study.study import Study, open_study
-from analysis.text import count
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
-MOST_NOTES, MOST_RANKED = 12, 10
+MOST_NOTES = 12
 MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
 GPUS_FORM = (
@@ -58,9 +44,6 @@ GPUS_FORM = (
     "GPUs as 16,64,256"
 )
 NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
-ASYNCHRONOUS = (
-    "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
-)
 CAPTION = f"{100 * LEVEL:.0f} % intervals stand below their values"
 MS = NumberFormat(decimals=2)
 FORECASTS = (
@@ -93,22 +76,21 @@ HELD_OUT = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    if parser.prog.endswith("advise"):
-        add("study", metavar="STUDY", help="the folder of a study with training cells")
-        gpus = "subsets to choose from, of one size, such as 0+1,0+3"
-        add("--gpus", metavar="LIST", required=True, help=gpus)
-        nccl = f"again for others to choose from; {UNTOUCHED}: none (default: the study's)"
-        add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
-    else:
-        folders = "the folder of a study; several are read as one"
-        add("study", metavar="STUDY", nargs="+", help=folders)
-        gpus = "ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64"
-        add("--gpus", metavar="LIST", help=gpus)
-        add("--per-node", type=int, metavar="N", help="GPUs of a host")
-        network = f"the network between hosts where none was measured: {NETWORK_FORM}"
-        add("--net", metavar="NET", help=network)
-        add("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
-        add("--holdout", choices=HOLDOUTS, help="forecast measured cells from the others")
+    folders = "the folder of a study; several are read as one"
+    add("study", metavar="STUDY", nargs="+", help=folders)
+    gpus = "ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64"
+    add("--gpus", metavar="LIST", help=gpus)
+    add("--per-node", type=int, metavar="N", help="GPUs of a host")
+    network = f"the network between hosts where none was measured: {NETWORK_FORM}"
+    add("--net", metavar="NET", help=network)
+    add("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
+    add("--holdout", choices=HOLDOUTS, help="forecast measured cells from the others")
+    add_choices(parser)
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that typed_choices reads."""
+    add = parser.add_argument
     strategies = "such as nccl_allreduce,kvstore_device (default: the study's)"
     add("--strategy", metavar="NAMES", help=strategies)
     sizes = "images per GPU, such as 128,256 (default: the study's)"
@@ -116,10 +98,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print forecasts, or an advice. Raises OSError, ValueError."""
-    if arguments.command == "advise":
-        _advise(arguments)
-        return 0
+    """Print forecasts. Raises OSError, ValueError."""
     if arguments.per_node is not None and arguments.gpus is None:
         raise ValueError(
             f"--per-node {arguments.per_node}: accepted together with --gpus, such as "
@@ -231,7 +210,7 @@ def refuse_absent(
     return len(gpus)
 
 
-def _typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
+def typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return --strategy and --batch as a ForecastRequest has them. Raises ValueError."""
     choices: dict[str, Any] = {}
     if arguments.strategy is not None:
@@ -259,13 +238,13 @@ def _print_forecasts(
         subsets=subsets,
         settings=[read_nccl(arguments.nccl)],
         gpus_of_host=gpus_of_host,
-        **_typed_choices(arguments),
+        **typed_choices(arguments),
     )
     queries = []
     for several in candidates(calibration, request).values():
         for candidate in several:
             queries.append(candidate.query)
-    scores = HeldOutScores(calibration)
+    scores = held_out_scores(calibration)
     if arguments.net is not None:
         links = replace(calibration.links, network=read_network(arguments.net))
         calibration = replace(calibration, links=links)
@@ -274,19 +253,22 @@ def _print_forecasts(
     if len(refused) == len(queries):
         raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
     if arguments.json:
-        calibrated = {"cells": len(calibration.cells), "held_out": len(scores.of(queries[0]))}
+        held_out = len(scores[way_of(calibration, queries[0])])
+        calibrated = {"cells": len(calibration.cells), "held_out": held_out}
         print(json.dumps({"calibration": calibrated, "level": LEVEL, "forecasts": answers}))
         return
     for subset in subsets:
         if len(subset.members) == 1:
             gpu = subset.members[0]
             notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
-    _print_table(FORECASTS, rows)
-    _print_notes(notes)
+    console().print(Table.of("forecasts", CAPTION, FORECASTS, rows).to_rich())
+    print_notes(notes)
 
 
 def _forecasts(
-    calibration: CalibrationData, queries: Sequence[CellQuery], scores: HeldOutScores
+    calibration: CalibrationData,
+    queries: Sequence[CellQuery],
+    scores: Mapping[str, Sequence[float]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """Return the forecasts for programs and as rows, and notes on them."""
     answers: list[dict[str, Any]] = []
@@ -309,7 +291,7 @@ def _forecasts(
             "wire": str(query.wire),
         }
         try:
-            prediction = forecast(calibration, query, scores.of(query))
+            prediction = forecast(calibration, query, scores[way_of(calibration, query)])
         except ValueError as error:
             answer["refused"] = str(error)
             row["basis"] = "no forecast"
@@ -338,7 +320,24 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
     held = hold_out(calibration, arguments.holdout)
     errors = errors_of(held)
     if arguments.json:
-        cells = [_held_out_json(result) for result in held]
+        cells = []
+        for result in held:
+            prediction = None
+            if result.forecast is not None:
+                prediction = asdict(result.forecast)
+            cells.append(
+                {
+                    "cell": result.cell.label,
+                    "records": list(result.cell.record_ids),
+                    "step_ms": result.step_ms,
+                    "cost_ms": result.cost_ms,
+                    "low": result.low,
+                    "high": result.high,
+                    "inside": result.inside,
+                    "forecast": prediction,
+                    "refused": result.why or None,
+                }
+            )
         facts = {"holdout": arguments.holdout, "level": LEVEL}
         print(json.dumps({**facts, "cells": cells, "summary": asdict(errors)}))
         return
@@ -359,8 +358,8 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
             row |= {"measured_cost_ms": result.cost_ms, "cost_ms": prediction.cost_ms}
             row["cost_error"] = prediction.cost_ms / result.cost_ms - 1
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
-    _print_table(HELD_OUT, rows)
     out = console()
+    out.print(Table.of("forecasts", CAPTION, HELD_OUT, rows).to_rich())
     with_forecast = errors.cells - errors.not_forecast
     out.print(f"{with_forecast} of {errors.cells} held-out cells have a forecast")
     if errors.cost is not None:
@@ -381,218 +380,11 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
         out.print(
             f"90 % intervals: {errors.covered} of {errors.with_interval} cells inside ({share})"
         )
-    _print_notes(notes)
+    print_notes(notes)
 
 
-def _held_out_json(result: HeldOut) -> dict[str, Any]:
-    prediction = None
-    if result.forecast is not None:
-        prediction = asdict(result.forecast)
-    return {
-        "cell": result.cell.label,
-        "records": list(result.cell.record_ids),
-        "step_ms": result.step_ms,
-        "cost_ms": result.cost_ms,
-        "low": result.low,
-        "high": result.high,
-        "inside": result.inside,
-        "forecast": prediction,
-        "refused": result.why or None,
-    }
-
-
-def _advise(arguments: argparse.Namespace) -> None:
-    study = open_study(Path(arguments.study))
-    calibration = calibrate(study)
-    subsets = read_subsets(arguments.gpus, None)
-    gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration)
-    if len({subset.gpus for subset in subsets}) > 1:
-        raise ValueError(
-            f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can "
-            "be compared"
-        )
-    choices: Sequence[Mapping[str, str]] = studied_settings(study)
-    if arguments.nccl:
-        choices = [read_nccl(typed) for typed in arguments.nccl]
-    request = ForecastRequest(
-        subsets=subsets,
-        settings=choices,
-        gpus_of_host=gpus_of_host,
-        topology=topology_of(study, calibration.machine),
-        every_option=True,
-        **_typed_choices(arguments),
-    )
-    scores = HeldOutScores(calibration)
-    advices = []
-    refused: dict[str, str] = {}
-    for workload, several in candidates(calibration, request).items():
-        try:
-            advices.append(advise(calibration, several, scores))
-        except ValueError as error:  # UnknownLink too
-            refused[str(workload)] = str(error)
-    if not advices:
-        raise ValueError(next(iter(refused.values())))
-    if arguments.json:
-        shown = []
-        for ranked, omitted in advices:
-            shown.append(_advice_json(ranked, omitted, scores))
-        print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
-        return
-    for ranked, omitted in advices:
-        _print_advice(study, ranked, omitted)
-    for model, why in refused.items():
-        console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
-
-
-def _candidate_json(candidate: Candidate) -> dict[str, Any]:
-    query = candidate.query
-    return {
-        "gpus": list(query.members),
-        "strategy": query.strategy,
-        "options": dict(query.options),
-        "batch_size": query.batch_size,
-        "nccl": dict(candidate.nccl),
-        "links": candidate.link_class,
-    }
-
-
-def _advice_json(
-    ranked: Sequence[RankedCell], omitted: Sequence[tuple[Candidate, str]], scores: HeldOutScores
-) -> dict[str, Any]:
-    refused = []
-    for candidate, why in omitted:
-        refused.append({**_candidate_json(candidate), "why": why})
-    cells = []
-    for cell in ranked:
-        cells.append(
-            {
-                **_candidate_json(cell.candidate),
-                "images_per_second": cell.rate,
-                "low": cell.low,
-                "high": cell.high,
-                "runs": cell.runs,
-                "high_is_bounded": cell.bounded,
-                "as_fast_as_the_first": overlaps(cell, ranked[0]),
-            }
-        )
-    query = ranked[0].candidate.query
-    return {
-        "model": str(query.workload),
-        "machine": query.machine,
-        "level": LEVEL,
-        "held_out": len(scores.of(query)),
-        "cells": cells,
-        "refused": refused,
-    }
-
-
-def _print_advice(
-    study: Study, ranked: Sequence[RankedCell], omitted: Sequence[tuple[Candidate, str]]
-) -> None:
-    query = ranked[0].candidate.query
-    columns = (
-        Column("gpus", f"{query.unit}s"),
-        Column("strategy", "strategy"),
-        Column("batch_size", "batch", kind="count"),
-        Column("nccl", "NCCL"),
-        Column("images_per_second", "images/s", kind="rate", bounded=True),
-        Column("behind", "to the first"),
-        Column("source", "from"),
-    )
-    out = console()
-    out.print(f"[bold]{escape(str(query.workload))}[/bold]")
-    _print_table(columns, _advice_rows(ranked))
-    rest = len(ranked) - MOST_RANKED
-    if rest > 0:
-        out.print(f"… and {count(rest, 'more cell')} below (--json has all)")
-    out.print(_advice_sentences(ranked), soft_wrap=True)
-    reasons = [why for _, why in omitted]
-    for why in dict.fromkeys(reasons):
-        out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
-    notes = []
-    machines = {runs.provenance.get("machine", "") for runs in study.runs}
-    if len(machines) > 1:
-        notes.append(
-            f"the study has cells of {len(machines)} machines: this is for {query.machine}, where "
-            "most of them ran"
-        )
-    for cell in ranked[:MOST_RANKED]:
-        shown = cell.candidate.query
-        if shown.strategy != "none" and not exchange_of(shown).waits:
-            notes.append(ASYNCHRONOUS)
-    for cell in ranked:
-        if cell.why:
-            notes.append(of_unit(cell.why, query.unit))
-    _print_notes(notes)
-
-
-def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
-    """Return the first cells as rows; options that cells of a strategy have otherwise are named."""
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for cell in ranked:
-        query = cell.candidate.query
-        for option, value in query.options:
-            values[query.strategy, option].add(value)
-    rows = []
-    for cell in ranked[:MOST_RANKED]:
-        query = cell.candidate.query
-        strategy = query.strategy
-        for option, value in query.options:
-            if len(values[query.strategy, option]) > 1:
-                strategy += f" {option}={value}"
-        nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
-        behind = number(cell.rate / ranked[0].rate - 1, "change")
-        if overlaps(cell, ranked[0]) and cell is not ranked[0]:
-            behind += " ~"
-        source = "forecast"
-        if cell.runs:
-            source = count(cell.runs, "run")
-        rows.append(
-            {
-                "gpus": _members(cell),
-                "strategy": strategy,
-                "batch_size": query.batch_size,
-                "nccl": ", ".join(nccl) or UNTOUCHED,
-                "images_per_second": Estimate(cell.rate, cell.low, cell.high),
-                "behind": behind,
-                "source": source,
-            }
-        )
-    return rows
-
-
-def _members(cell: RankedCell) -> str:
-    """Return the GPUs, and how many servers have GPUs of their own."""
-    query = cell.candidate.query
-    members = ",".join(map(str, query.members))
-    if query.shares_gpu or not exchange_of(query).gpu_servers:
-        return members
-    return f"{members} + {count(query.servers, 'server')}"
-
-
-def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
-    """Return what the table of an advice says, in words."""
-    first, query = ranked[0], ranked[0].candidate.query
-    many = "s" * (len(query.members) > 1)
-    on = f"{query.unit}{many} {_members(first)}"
-    if len({cell.candidate.query.batch_size for cell in ranked}) > 1:
-        on += f" with batch {query.batch_size}"
-    how = "forecast"
-    if first.runs:
-        how = "measured"
-    rate = number(first.rate, "rate")
-    words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
-    alike = sum(overlaps(cell, first) for cell in ranked[1:])
-    if alike:
-        return f"{words} {count(alike, 'cell')} cannot be told from it (~): intervals overlap."
-    return words
-
-
-def _print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
-    console().print(Table.of("forecasts", CAPTION, columns, rows).to_rich())
-
-
-def _print_notes(notes: Sequence[str]) -> None:
+def print_notes(notes: Sequence[str]) -> None:
+    """Print each note once, the first MOST_NOTES of them."""
     out, several = console(), list(dict.fromkeys(notes))
     for note in several[:MOST_NOTES]:
         out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)

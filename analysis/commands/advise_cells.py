@@ -1,0 +1,246 @@
+"""`python -m analysis advise STUDY --gpus 0+1,0+3`: which of several cells is best.
+
+Cells that were measured count by their runs, others by their forecasts.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from analysis.commands.predict_cells import (
+    CAPTION,
+    UNTOUCHED,
+    add_choices,
+    print_notes,
+    read_nccl,
+    read_subsets,
+    refuse_absent,
+    typed_choices,
+)
+from analysis.console import console
+from analysis.prediction.advise import (
+    Candidate,
+    ForecastRequest,
+    RankedCell,
+    advise,
+    candidates,
+    overlaps,
+    studied_settings,
+    topology_of,
+)
+from analysis.prediction.calibration_data import calibrate
+from analysis.prediction.forecast import LEVEL, held_out_scores, way_of
+from analysis.prediction.strategies import exchange_of
+from analysis.report.numbers import number
+from analysis.report.table import Column, Table
+from analysis.study.intervals import Estimate
+from analysis.study.names import of_unit
+from analysis.study.study import Study, open_study
+from analysis.text import count
+
+MOST_RANKED = 10
+ASYNCHRONOUS = (
+    "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("study", metavar="STUDY", help="the folder of a study with training cells")
+    gpus = "subsets to choose from, of one size, such as 0+1,0+3"
+    add("--gpus", metavar="LIST", required=True, help=gpus)
+    nccl = f"again for others to choose from; {UNTOUCHED}: none (default: the study's)"
+    add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
+    add_choices(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print an advice for each workload of the study. Raises OSError, ValueError."""
+    study = open_study(Path(arguments.study))
+    calibration = calibrate(study)
+    subsets = read_subsets(arguments.gpus, None)
+    gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration)
+    if len({subset.gpus for subset in subsets}) > 1:
+        raise ValueError(
+            f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can "
+            "be compared"
+        )
+    choices: Sequence[Mapping[str, str]] = studied_settings(study)
+    if arguments.nccl:
+        choices = [read_nccl(typed) for typed in arguments.nccl]
+    request = ForecastRequest(
+        subsets=subsets,
+        settings=choices,
+        gpus_of_host=gpus_of_host,
+        topology=topology_of(study, calibration.machine),
+        every_option=True,
+        **typed_choices(arguments),
+    )
+    scores = held_out_scores(calibration)
+    advices = []
+    refused: dict[str, str] = {}
+    for workload, several in candidates(calibration, request).items():
+        try:
+            advices.append(advise(calibration, several, scores))
+        except ValueError as error:  # UnknownLink too
+            refused[str(workload)] = str(error)
+    if not advices:
+        raise ValueError(next(iter(refused.values())))
+    if arguments.json:
+        shown = []
+        for ranked, omitted in advices:
+            held_out = len(scores[way_of(calibration, ranked[0].candidate.query)])
+            shown.append({**_advice_json(ranked, omitted), "held_out": held_out})
+        print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
+        return 0
+    for ranked, omitted in advices:
+        _print_advice(study, ranked, omitted)
+    for model, why in refused.items():
+        console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    query = candidate.query
+    return {
+        "gpus": list(query.members),
+        "strategy": query.strategy,
+        "options": dict(query.options),
+        "batch_size": query.batch_size,
+        "nccl": dict(candidate.nccl),
+        "links": candidate.link_class,
+    }
+
+
+def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]) -> dict[str, Any]:
+    refused = []
+    for candidate, why in omitted.items():
+        refused.append({**_candidate_json(candidate), "why": why})
+    cells = []
+    for cell in ranked:
+        cells.append(
+            {
+                **_candidate_json(cell.candidate),
+                "images_per_second": cell.rate,
+                "low": cell.low,
+                "high": cell.high,
+                "runs": cell.runs,
+                "high_is_bounded": cell.bounded,
+                "as_fast_as_the_first": overlaps(cell, ranked[0]),
+            }
+        )
+    query = ranked[0].candidate.query
+    return {
+        "model": str(query.workload),
+        "machine": query.machine,
+        "level": LEVEL,
+        "cells": cells,
+        "refused": refused,
+    }
+
+
+def _print_advice(
+    study: Study, ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
+) -> None:
+    query = ranked[0].candidate.query
+    columns = (
+        Column("gpus", f"{query.unit}s"),
+        Column("strategy", "strategy"),
+        Column("batch_size", "batch", kind="count"),
+        Column("nccl", "NCCL"),
+        Column("images_per_second", "images/s", kind="rate", bounded=True),
+        Column("behind", "to the first"),
+        Column("source", "from"),
+    )
+    out = console()
+    out.print(f"[bold]{escape(str(query.workload))}[/bold]")
+    out.print(Table.of("forecasts", CAPTION, columns, _advice_rows(ranked)).to_rich())
+    rest = len(ranked) - MOST_RANKED
+    if rest > 0:
+        out.print(f"… and {count(rest, 'more cell')} below (--json has all)")
+    out.print(_advice_sentences(ranked), soft_wrap=True)
+    for why in dict.fromkeys(omitted.values()):
+        out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
+    notes = []
+    machines = {runs.provenance.get("machine", "") for runs in study.runs}
+    if len(machines) > 1:
+        notes.append(
+            f"the study has cells of {len(machines)} machines: this is for {query.machine}, where "
+            "most of them ran"
+        )
+    for cell in ranked[:MOST_RANKED]:
+        shown = cell.candidate.query
+        if shown.strategy != "none" and not exchange_of(shown).waits:
+            notes.append(ASYNCHRONOUS)
+    for cell in ranked:
+        if cell.why:
+            notes.append(of_unit(cell.why, query.unit))
+    print_notes(notes)
+
+
+def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
+    """Return the first cells as rows; options that cells of a strategy have otherwise are named."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cell in ranked:
+        query = cell.candidate.query
+        for option, value in query.options:
+            values[query.strategy, option].add(value)
+    rows = []
+    for cell in ranked[:MOST_RANKED]:
+        query = cell.candidate.query
+        strategy = query.strategy
+        for option, value in query.options:
+            if len(values[query.strategy, option]) > 1:
+                strategy += f" {option}={value}"
+        nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
+        behind = number(cell.rate / ranked[0].rate - 1, "change")
+        if overlaps(cell, ranked[0]) and cell is not ranked[0]:
+            behind += " ~"
+        source = "forecast"
+        if cell.runs:
+            source = count(cell.runs, "run")
+        rows.append(
+            {
+                "gpus": _members(cell),
+                "strategy": strategy,
+                "batch_size": query.batch_size,
+                "nccl": ", ".join(nccl) or UNTOUCHED,
+                "images_per_second": Estimate(cell.rate, cell.low, cell.high),
+                "behind": behind,
+                "source": source,
+            }
+        )
+    return rows
+
+
+def _members(cell: RankedCell) -> str:
+    """Return the GPUs, and how many servers have GPUs of their own."""
+    query = cell.candidate.query
+    members = ",".join(map(str, query.members))
+    if query.shares_gpu or not exchange_of(query).gpu_servers:
+        return members
+    return f"{members} + {count(query.servers, 'server')}"
+
+
+def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
+    """Return what the table of an advice says, in words."""
+    first, query = ranked[0], ranked[0].candidate.query
+    many = "s" * (len(query.members) > 1)
+    on = f"{query.unit}{many} {_members(first)}"
+    if len({cell.candidate.query.batch_size for cell in ranked}) > 1:
+        on += f" with batch {query.batch_size}"
+    how = "forecast"
+    if first.runs:
+        how = "measured"
+    rate = number(first.rate, "rate")
+    words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
+    alike = sum(overlaps(cell, first) for cell in ranked[1:])
+    if alike:
+        return f"{words} {count(alike, 'cell')} cannot be told from it (~): intervals overlap."
+    return words
