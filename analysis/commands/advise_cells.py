@@ -13,7 +13,6 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.commands.predict_cells import (
-    CAPTION,
     UNTOUCHED,
     add_choices,
     print_notes,
@@ -29,6 +28,7 @@ from analysis.prediction.advise import (
     RankedCell,
     advise,
     candidates,
+    machine_line,
     overlaps,
     studied_settings,
     topology_of,
@@ -38,12 +38,17 @@ from analysis.prediction.forecast import LEVEL, held_out_scores, way_of
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import number
 from analysis.report.table import Column, Table
+from analysis.study.intervals import LEVEL as LEVEL_OF_RUNS
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit
-from analysis.study.study import Study, open_study
+from analysis.study.study import open_study
 from analysis.text import count
 
 MOST_RANKED = 10
+CAPTION = (
+    f"intervals stand below their values: {100 * LEVEL_OF_RUNS:.0f} % of the next run of measured "
+    f"cells, {100 * LEVEL:.0f} % of forecasts"
+)
 ASYNCHRONOUS = (
     "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
 )
@@ -88,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     for workload, several in candidates(calibration, request).items():
         try:
             advices.append(advise(calibration, several, scores))
-        except ValueError as error:  # UnknownLink too
+        except ValueError as error:
             refused[str(workload)] = str(error)
     if not advices:
         raise ValueError(next(iter(refused.values())))
@@ -99,8 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
             shown.append({**_advice_json(ranked, omitted), "held_out": held_out})
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
         return 0
+    machine = machine_line(study, study, calibration.machine)
+    console().print(machine, soft_wrap=True, markup=False)
     for ranked, omitted in advices:
-        _print_advice(study, ranked, omitted)
+        _print_advice(ranked, omitted)
     for model, why in refused.items():
         console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
     return 0
@@ -139,15 +146,14 @@ def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str])
     return {
         "model": str(query.workload),
         "machine": query.machine,
-        "level": LEVEL,
+        "level": LEVEL,  # of forecasts
+        "level_of_runs": LEVEL_OF_RUNS,
         "cells": cells,
         "refused": refused,
     }
 
 
-def _print_advice(
-    study: Study, ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
-) -> None:
+def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]) -> None:
     query = ranked[0].candidate.query
     columns = (
         Column("gpus", f"{query.unit}s"),
@@ -168,12 +174,6 @@ def _print_advice(
     for why in dict.fromkeys(omitted.values()):
         out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
     notes = []
-    machines = {runs.provenance.get("machine", "") for runs in study.runs}
-    if len(machines) > 1:
-        notes.append(
-            f"the study has cells of {len(machines)} machines: this is for {query.machine}, where "
-            "most of them ran"
-        )
     for cell in ranked[:MOST_RANKED]:
         shown = cell.candidate.query
         if shown.strategy != "none" and not exchange_of(shown).waits:
@@ -199,8 +199,11 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
             if len(values[query.strategy, option]) > 1:
                 strategy += f" {option}={value}"
         nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
-        behind = number(cell.rate / ranked[0].rate - 1, "change")
-        if overlaps(cell, ranked[0]) and cell is not ranked[0]:
+        behind = "–"
+        is_alike = overlaps(cell, ranked[0])
+        if is_alike is not None:
+            behind = number(cell.rate / ranked[0].rate - 1, "change")
+        if is_alike and cell is not ranked[0]:
             behind += " ~"
         source = "forecast"
         if cell.runs:
@@ -229,7 +232,7 @@ def _members(cell: RankedCell) -> str:
 
 
 def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
-    """Return what the table of an advice says, in words."""
+    """Return what the table of an advice says, in words; of cells without intervals no order."""
     first, query = ranked[0], ranked[0].candidate.query
     many = "s" * (len(query.members) > 1)
     on = f"{query.unit}{many} {_members(first)}"
@@ -239,8 +242,16 @@ def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
     if first.runs:
         how = "measured"
     rate = number(first.rate, "rate")
-    words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
-    alike = sum(overlaps(cell, first) for cell in ranked[1:])
-    if alike:
-        return f"{words} {count(alike, 'cell')} cannot be told from it (~): intervals overlap."
-    return words
+    cell_words = f"{query.strategy} on {on}: {rate} images/s, {how}."
+    if len(ranked) > 1 and first.low is None:
+        why = of_unit(first.why, query.unit)
+        return f"Which is best cannot be told: {why}. Highest is {cell_words}"
+    sentences = [f"First is {cell_words}"]
+    reached = [overlaps(cell, first) for cell in ranked[1:]]
+    for cells, why in (
+        (reached.count(True), "cannot be told from it (~): intervals overlap"),
+        (reached.count(None), "cannot be compared: without an interval"),
+    ):
+        if cells:
+            sentences.append(f"{count(cells, 'cell')} {why}.")
+    return " ".join(sentences)

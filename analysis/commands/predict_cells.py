@@ -15,7 +15,12 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.console import console
-from analysis.prediction.advise import ForecastRequest, candidates, machine_gpus
+from analysis.prediction.advise import (
+    ForecastRequest,
+    candidates,
+    machine_gpus,
+    machine_line,
+)
 from analysis.prediction.calibration_data import CalibrationData, calibrate
 from analysis.prediction.forecast import (
     FEWEST_HELD_OUT,
@@ -39,6 +44,7 @@ from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 MOST_NOTES = 12
 MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
+WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
 GPUS_FORM = (
     "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of "
     "GPUs as 16,64,256"
@@ -94,7 +100,10 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     strategies = "such as nccl_allreduce,kvstore_device (default: the study's)"
     add("--strategy", metavar="NAMES", help=strategies)
     sizes = "images per GPU, such as 128,256 (default: the study's)"
-    add("--batch", metavar="SIZES", help=sizes)
+    add("--batch-size", "--batch", metavar="SIZES", help=sizes)
+    for name, example in WORK.items():
+        words = f"such as {example}: those of the study that count (default: all)"
+        add(f"--{name}", metavar="WORDS", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,14 +126,17 @@ def run(arguments: argparse.Namespace) -> int:
             records += [*folder.records, *folder.replaced]
         study = Study.of(records)
     if arguments.holdout:
-        for option in ("gpus", "net", "nccl", "strategy", "batch"):
+        for option in ("gpus", "net", "nccl", "strategy", "batch_size", *WORK):
             if getattr(arguments, option) is not None:
                 raise ValueError(
-                    f"--holdout forecasts the study's own cells; --{option} asks for others"
+                    "--holdout forecasts the study's own cells; "
+                    f"--{option.replace('_', '-')} asks for others"
                 )
         _print_held_out(arguments, calibrate(study))
     else:
-        _print_forecasts(arguments, study, calibrate(study))
+        calibration = calibrate(study, folders[0])
+        machine = machine_line(study, folders[0], calibration.machine)
+        _print_forecasts(arguments, study, calibration, machine)
     return 0
 
 
@@ -194,12 +206,12 @@ def read_nccl(text: str | None) -> dict[str, str]:
 def refuse_absent(
     text: str, subsets: Sequence[Subset], study: Study, calibration: CalibrationData, hint: str = ""
 ) -> int:
-    """Return how many GPUs the machine of most cells has. Raises ValueError for others."""
+    """Return how many GPUs the machine has that is asked about. Raises ValueError for others."""
     machine, unit = calibration.machine, calibration.unit
     gpus = machine_gpus(study, machine)
     where = "the machine of the study"
     if len({cell.query.machine for cell in calibration.cells}) > 1:
-        where = f"{machine}, where most cells of the study ran,"
+        where = f"{machine}, which forecasts are for,"
     for subset in subsets:
         for gpu in subset.members:
             if gpu not in gpus:
@@ -211,22 +223,30 @@ def refuse_absent(
 
 
 def typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return --strategy and --batch as a ForecastRequest has them. Raises ValueError."""
+    """Return what add_choices declares as a ForecastRequest has it. Raises ValueError."""
     choices: dict[str, Any] = {}
     if arguments.strategy is not None:
         choices["strategies"] = arguments.strategy.split(",")
-    if arguments.batch is not None:
-        choices["batches"] = [_positive(part, MOST_BATCH) for part in arguments.batch.split(",")]
+    if arguments.batch_size is not None:
+        sizes = arguments.batch_size.split(",")
+        choices["batches"] = [_positive(size, MOST_BATCH) for size in sizes]
         if 0 in choices["batches"]:
             raise ValueError(
-                f"--batch {arguments.batch!r}: accepted are images per GPU, such as 128,256"
+                f"--batch-size {arguments.batch_size!r}: accepted are images per GPU, such as "
+                "128,256"
             )
+    choices["work"] = {}
+    for name in WORK:
+        typed = getattr(arguments, name)
+        if typed is not None:
+            choices["work"][name] = typed.split(",")
     return choices
 
 
 def _print_forecasts(
-    arguments: argparse.Namespace, study: Study, calibration: CalibrationData
+    arguments: argparse.Namespace, study: Study, calibration: CalibrationData, machine: str
 ) -> None:
+    """Print the forecasts that are asked for, below a sentence on their machine."""
     subsets = [Subset(2 * max(cell.ranks for cell in calibration.timed()))]
     gpus_of_host = arguments.per_node
     if arguments.gpus is not None:
@@ -255,12 +275,14 @@ def _print_forecasts(
     if arguments.json:
         held_out = len(scores[way_of(calibration, queries[0])])
         calibrated = {"cells": len(calibration.cells), "held_out": held_out}
-        print(json.dumps({"calibration": calibrated, "level": LEVEL, "forecasts": answers}))
+        facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
+        print(json.dumps({**facts, "forecasts": answers}))
         return
     for subset in subsets:
         if len(subset.members) == 1:
             gpu = subset.members[0]
             notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
+    console().print(machine, soft_wrap=True, markup=False)
     console().print(Table.of("forecasts", CAPTION, FORECASTS, rows).to_rich())
     print_notes(notes)
 
@@ -322,9 +344,9 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
     if arguments.json:
         cells = []
         for result in held:
-            prediction = None
+            content = None
             if result.forecast is not None:
-                prediction = asdict(result.forecast)
+                content = asdict(result.forecast)
             cells.append(
                 {
                     "cell": result.cell.label,
@@ -334,7 +356,7 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
                     "low": result.low,
                     "high": result.high,
                     "inside": result.inside,
-                    "forecast": prediction,
+                    "forecast": content,
                     "refused": result.why or None,
                 }
             )

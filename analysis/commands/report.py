@@ -13,8 +13,8 @@ from rich.markup import escape
 from analysis.bundle import WrongStudy, bundle
 from analysis.console import console
 from analysis.cost import from_record
-from analysis.input_files import UnreadableInput
 from analysis.findings.study_inputs import StudyPath, studies_in
+from analysis.input_files import UnreadableInput
 from analysis.report.build import default_folder, examine, examine_several
 from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.report.report_files import write

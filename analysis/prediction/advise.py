@@ -1,37 +1,29 @@
 """Which of several cells that could be run is best, by images per second.
 
-A cell that was measured counts by its runs, another by its forecast. No rate is believed above that
-of the same GPUs without any exchange, less its scatter, nor above MOST_RATE of the best value.
+A cell that was measured counts by its runs, another by its forecast; each has the interval that
+reports and `predict` show of it. Where there is none, nothing is said of which is best.
 """
 
 import itertools
-import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from analysis.input_files import UnreadableInput
-from analysis.prediction.calibration_data import SIGMA_AT_P95, CalibrationData
-from analysis.prediction.distributions import average, deviation, mean
-from analysis.prediction.forecast import conformal, growth_of, way_of, why_no_error
+from analysis.prediction.calibration_data import CalibrationData, MeasuredCell
+from analysis.prediction.forecast import forecast, way_of, why_no_error
 from analysis.prediction.link_model import requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
-from analysis.prediction.step_model import (
-    bare_step,
-    between_runs_ms,
-    matching_cells,
-    rate_share,
-    step_model,
-)
+from analysis.prediction.step_model import matching_cells
 from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
-from analysis.study.provenance import gpus_of
+from analysis.study.intervals import NOT_KNOWN
+from analysis.study.provenance import gpus_of, hardware
 from analysis.study.study import Study
 from analysis.topology.model import Topology, quality
 from analysis.topology.readers import parse_topology
 from conf.cell import Member
 from conf.subsets import CPU_SLOTS
 
-MOST_RATE = 2.0  # as far above the best value as 0 is below it
 SAME_CELL = ("workload", "batch_size", "options", "wire", "hosts", "machine", "shares_gpu")
 
 
@@ -46,21 +38,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RankedCell:
-    """A cell with its rate in images per second; no interval where too few were held out."""
+    """A cell with its rate in images per second, and the interval of that where it has one."""
 
     candidate: Candidate
     rate: float
-    low: float | None
-    high: float | None
-    runs: int  # that were measured; 0: it is a forecast
-    bounded: bool  # the upper end of its interval is that of compute alone, or MOST_RATE
-    why: str = ""  # no error is claimed
+    low: float | None = None
+    high: float | None = None
+    runs: int = 0  # that were measured; 0: it is a forecast
+    bounded: bool = False  # the upper end of its interval is the most that is believed
+    why: str = ""  # it has no interval
 
 
-def overlaps(cell: RankedCell, first: RankedCell) -> bool:
-    """Tell whether a cell cannot be told from a faster one: its interval reaches that one's."""
+def overlaps(cell: RankedCell, first: RankedCell) -> bool | None:
+    """Tell whether the interval of a cell reaches that of a faster one; None without both."""
     if cell.high is None or first.low is None:
-        return cell.rate >= first.rate
+        return None
     return cell.high >= first.low
 
 
@@ -76,8 +68,15 @@ def advise(
     ranked: list[RankedCell] = []
     refused: dict[Candidate, str] = {}
     for candidate in candidates:
+        measured = []
+        for cell in matching_cells(calibration.timed(), candidate.query, *SAME_CELL):
+            if set(cell.query.members) == set(candidate.query.members) and cell.rate is not None:
+                measured.append(cell)
         try:
-            ranked.append(_ranked(calibration, candidate, scores))
+            if measured:
+                ranked.append(_by_runs(candidate, measured))
+            else:
+                ranked.append(_by_forecast(calibration, candidate, scores))
         except ValueError as error:
             refused[candidate] = str(error)
     if not ranked and refused:
@@ -88,44 +87,40 @@ def advise(
     return ranked, refused
 
 
-def _ranked(
+def _by_runs(candidate: Candidate, measured: Sequence[MeasuredCell]) -> RankedCell:
+    """Return a cell with the rate of its runs, and the interval of the next one as in reports."""
+    runs = 0
+    rates = []
+    ends = []
+    for cell in measured:
+        assert cell.rate is not None
+        runs += len(cell.record_ids)
+        rates.append(cell.rate.value)
+        if cell.rate.low is not None and cell.rate.high is not None:
+            ends += [cell.rate.low, cell.rate.high]
+    rate = statistics.fmean(rates)
+    if len(ends) == 2 * len(measured):
+        return RankedCell(candidate, rate, min(ends), max(ends), runs)
+    why = NOT_KNOWN
+    if runs == 1:
+        why = f"one run each, and {NOT_KNOWN}"
+    return RankedCell(candidate, rate, runs=runs, why=why)
+
+
+def _by_forecast(
     calibration: CalibrationData, candidate: Candidate, scores: Mapping[str, Sequence[float]]
 ) -> RankedCell:
-    """Return a cell with its rate. Raises ValueError."""
+    """Return a cell with the rate that it is forecast to give. Raises ValueError."""
     query = candidate.query
-    images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
-    next_run_ms = between_runs_ms(calibration, query)
-    runs = 0
-    steps = []
-    rates = []
-    for cell in matching_cells(calibration.timed(), query, *SAME_CELL):
-        if cell.step_ms is not None and set(cell.query.members) == set(query.members):
-            runs += len(cell.record_ids)
-            steps.append(cell.step_ms)
-            rates.append(cell.images_per_second)
-    why = ""
-    if steps:
-        step_ms = mean(average(steps))
-        half_ms = SIGMA_AT_P95 * math.sqrt(1 + 1 / runs) * next_run_ms
-        images = step_ms * statistics.fmean(rates) or images  # the rate of the report
-        bare, _ = bare_step(calibration, query)
-    else:
-        model = step_model(calibration, query)
-        bare, step_ms = model.bare, mean(model.step)
-        of_query = scores[way_of(calibration, query)]
-        why = why_no_error(query, len(of_query))
-        half_ms = 0.0
-        if not why:
-            wide = growth_of(calibration, query) * conformal(of_query)
-            half_ms = wide * deviation(model.step + model.noise)
-    # The shortest step that is believed in: that without any exchange, less its scatter.
-    compute_ms = mean(bare) - SIGMA_AT_P95 * math.hypot(deviation(bare), next_run_ms)
-    least_ms = min(max(compute_ms, step_ms / MOST_RATE), step_ms)
-    low = high = None
-    if not why:
-        low, high = images / (step_ms + half_ms), images / max(step_ms - half_ms, least_ms)
-    bounded = not why and step_ms - half_ms < least_ms
-    return RankedCell(candidate, images / step_ms, low, high, runs, bounded, why)
+    of_query = scores[way_of(calibration, query)]
+    prediction = forecast(calibration, query, of_query)
+    rate, step_ms = prediction.images_per_second, prediction.step_ms
+    if prediction.low is None or prediction.high is None:
+        return RankedCell(candidate, rate, why=why_no_error(query, len(of_query)))
+    bounded = step_ms - prediction.low < (prediction.high - step_ms) * (1 - 1e-9)
+    images = rate * step_ms
+    low, high = images / prediction.high, images / prediction.low
+    return RankedCell(candidate, rate, low, high, bounded=bounded)
 
 
 # --- the candidates
@@ -176,6 +171,18 @@ def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str 
     return min(links, key=quality)
 
 
+def machine_line(study: Study, first: Study, machine: str) -> str:
+    """Return which machine forecasts are for, in one sentence; `first` is the study named first."""
+    here = [runs for runs in study.runs if runs.machine == machine]
+    words = f"For {machine}"
+    if here:
+        words += f" ({hardware(here[-1].records[0])})"
+    machines = {runs.machine for runs in study.runs}
+    if len(machines) > 1:
+        words += f", of {len(machines)} machines the one where most cells of {first.name} ran"
+    return f"{words}."
+
+
 def studied_settings(study: Study) -> list[Mapping[str, str]]:
     """Return the NCCL settings of a study's training cells, none at all first."""
     studied: list[Mapping[str, str]] = [{}]
@@ -194,6 +201,7 @@ class ForecastRequest:
     settings: Sequence[Mapping[str, str]] = ({},)  # of NCCL
     strategies: Sequence[str] | None = None
     batches: Sequence[int] | None = None
+    work: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {optimize: words that count}
     gpus_of_host: int | None = None  # servers of weights share GPUs where none is left
     topology: Topology | None = None  # without it links are as those that were measured
     every_option: bool = False  # of a strategy, and every batch size that is as frequent
@@ -213,7 +221,8 @@ def candidates(
     of_workload: dict[Workload, list[CellQuery]] = {}
     for query in queries:
         of_workload.setdefault(query.workload, []).append(query)
-    for workload, here in of_workload.items():
+    for workload in _chosen_workloads(of_workload, request.work):
+        here = of_workload[workload]
         sizes = statistics.multimode([query.batch_size for query in here])
         if not request.every_option:
             sizes = sizes[:1]
@@ -246,6 +255,23 @@ def candidates(
             by_query.setdefault(query, Candidate(query, typed, link_class))
         by_workload[workload] = list(by_query.values())
     return by_workload
+
+
+def _chosen_workloads(
+    workloads: Iterable[Workload], work: Mapping[str, Sequence[str]]
+) -> list[Workload]:
+    """Return the workloads with the words that are asked for. Raises ValueError for others."""
+    chosen = list(workloads)
+    for name, values in work.items():
+        accepted = list(dict.fromkeys(workload.requested(name) for workload in chosen))
+        for value in values:
+            if value not in accepted:
+                raise ValueError(
+                    f"--{name} {value!r}: no training cell that is asked for has it; accepted are "
+                    f"{', '.join(accepted)}"
+                )
+        chosen = [workload for workload in chosen if workload.requested(name) in values]
+    return chosen
 
 
 def _kinds(

@@ -21,7 +21,9 @@ from analysis.prediction.link_model import (
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.recorded_forecast import doubted
 from analysis.study.conditions import request_of
+from analysis.study.intervals import Estimate
 from analysis.study.provenance import mapping
+from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 from benchmarks.collectives.busbw import COLLECTIVES
@@ -29,9 +31,10 @@ from benchmarks.record import Record, finite
 from benchmarks.record.metrics import interval
 
 STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
+BUSY, LAUNCH = "gpu/busy_ms", "step/launch_ms"
 SIGMA_AT_P95, SIGMA_AT_95 = 1.645, 1.96  # of a normal number: one-sided, and half an interval
 # Scatter between runs where too few cells ran twice: shares, of the cost ms.
-DEFAULT_SCATTER = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
+DEFAULT_SCATTER = {STEP: 0.003, BUSY: 0.003, EXCHANGE: 0.03, COST: 0.05}
 MOST_MS, MOST_BYTES = 1e9, 1e13  # what a damaged record may say beyond them enters no forecast
 
 
@@ -54,10 +57,14 @@ class MeasuredCell:
     cost_ms: Draws | None = None  # steps with the strategy minus steps without, in turn
     exchange_ms: Draws | None = None  # alone
     between_runs: float = 0.003  # standard deviation of the step between runs, as a share
+    scatter_known: bool = True  # runs of equal cells showed it; else it is DEFAULT_SCATTER
     valid: bool = True  # no check cast doubt on it
     cpu_bound: bool = False  # in every run GPUs waited for the CPU
+    busy_ms: Draws | None = None  # of the devices in a step, without waiting for the CPU
+    # In which the CPU enqueues a step, in ms, of each run; where the CPU set the step, that too.
+    launch_ms: tuple[float, ...] = ()
     label: str = ""
-    images_per_second: float = 0.0  # the median of its runs; 0: not known
+    rate: Estimate | None = None  # images per second of the next run, as reports have it
     # What a calibration measured in its ranks (benchmarks/training/calibration); empty without one.
     buckets: tuple[float, ...] = ()  # bytes of each on the wire
     moments: Moments | None = None
@@ -75,6 +82,7 @@ class CalibrationData:
     cells: tuple[MeasuredCell, ...]
     links: LinkModel
     link_class: str | None = None  # the farthest between its GPUs
+    machine: str = ""  # that forecasts are for
 
     def timed(self, workload: Workload | None = None) -> list[MeasuredCell]:
         """Return the cells with a step time, of one workload or of all."""
@@ -93,11 +101,6 @@ class CalibrationData:
     def unit(self) -> str:
         """What most cells ran on: a GPU, or a CPU worker."""
         return statistics.mode(cell.query.unit for cell in self.cells)
-
-    @property
-    def machine(self) -> str:
-        """The machine that most cells with a step time ran on."""
-        return statistics.mode(cell.query.machine for cell in self.timed())
 
     @property
     def record_ids(self) -> tuple[str, ...]:
@@ -133,8 +136,10 @@ class CalibrationData:
         return replace(self, cells=tuple(cells), links=links)
 
 
-def calibrate(study: Study) -> CalibrationData:
-    """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
+def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
+    """Return the calibration of a study, for the machine that most timed cells of it ran on, or of
+    the `first` of the studies that it is made of. Raises ValueError without a timed training cell.
+    """
     cells = []
     devices = []
     for runs in study.runs:
@@ -152,8 +157,9 @@ def calibrate(study: Study) -> CalibrationData:
             "cells"
         )
     device = statistics.mode(devices)
+    machine = _machine_of(cells, first or study)
     curves = []
-    inside = []
+    inside: dict[bool, list[str]] = {True: [], False: []}  # link classes, by: on this machine
     copies: dict[Any, list[float]] = defaultdict(list)  # by transport
     host: dict[Any, list[float]] = defaultdict(list)  # by the number of GPUs
     for runs in study.runs:
@@ -163,7 +169,7 @@ def calibrate(study: Study) -> CalibrationData:
             curves.append(_collective_curve(record))
             link_class = _link_class(record)
             if link_class and link_class != "NET":
-                inside.append(link_class)
+                inside[runs.machine == machine].append(link_class)
             for several, key, metric in (
                 (copies, DIRECT, "p2p/unidirectional_enabled_gb_per_s"),
                 (copies, HOST_MEMORY, "p2p/unidirectional_disabled_gb_per_s"),
@@ -180,9 +186,21 @@ def calibrate(study: Study) -> CalibrationData:
         {gpus: statistics.median(rates) for gpus, rates in host.items()},
     )
     farthest = None
-    if inside:
-        farthest = statistics.mode(inside)
-    return CalibrationData(tuple(cells), links, farthest)
+    if inside[True] or inside[False]:
+        farthest = statistics.mode(inside[True] or inside[False])
+    return CalibrationData(tuple(cells), links, farthest, machine)
+
+
+def _machine_of(cells: Iterable[MeasuredCell], first: Study) -> str:
+    """Return the machine of most timed cells of a study; of most of all cells where it has none."""
+    record_ids = set()
+    for record in (*first.records, *first.replaced):
+        record_ids.add(record.record_id)
+    machines: dict[bool, list[str]] = {True: [], False: []}
+    for cell in cells:
+        if cell.step_ms is not None:
+            machines[not record_ids.isdisjoint(cell.record_ids)].append(cell.query.machine)
+    return statistics.mode(machines[True] or machines[False])
 
 
 def _measured_cell(runs: Runs) -> MeasuredCell:
@@ -195,13 +213,15 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     tables: dict[str, Any] = {}
     record_ids = []
     cpu_bound = True
+    launch_ms = []
     for run in runs.records:
         tables = run.tables | tables  # of a table in several records the first one's
         record_ids.append(run.record_id)
-        cpu_bound = cpu_bound and "cpu_bound" in run.validity.codes
-    images_per_second = 0.0
-    if runs.median_log_rate is not None:
-        images_per_second = math.exp(runs.median_log_rate)
+        launch_ms.append(run.metrics.get(LAUNCH, 0.0))
+        if "cpu_bound" in run.validity.codes:
+            launch_ms.append(run.metrics.get(STEP, 0.0))
+        else:
+            cpu_bound = False
     return MeasuredCell(
         query=query,
         record_ids=tuple(record_ids),
@@ -209,10 +229,13 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         cost_ms=_median_of_runs(runs, COST),
         exchange_ms=_median_of_runs(runs, EXCHANGE),
         between_runs=_scatter_of_a_run(runs, STEP),
+        scatter_known=runs.floor(STEP) is not None,
         valid=not doubted(runs.records),
         cpu_bound=cpu_bound,
+        busy_ms=_median_of_runs(runs, BUSY),
+        launch_ms=tuple(ms for ms in launch_ms if 0 < ms <= MOST_MS),
         label=runs.cell.name,
-        images_per_second=images_per_second,
+        rate=runs.next_run(IMAGES_PER_SECOND),
         buckets=read_buckets(tables),
         moments=read_moments(tables),
     )

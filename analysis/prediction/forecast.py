@@ -14,7 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
+from analysis.prediction.calibration_data import (
+    DEFAULT_SCATTER,
+    SIGMA_AT_P95,
+    STEP,
+    CalibrationData,
+    MeasuredCell,
+    calibrate,
+)
 from analysis.prediction.distributions import deviation, mean
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.step_model import LEAST_STEP, distance, rate_share, step_model
@@ -24,20 +31,32 @@ from analysis.study.study import Study
 from analysis.text import count
 from conf.cell import Cell
 
-VERSION = 9  # another model has another number: it may forecast otherwise from the same records
+VERSION = 10  # another model has another number: it may forecast otherwise from the same records
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
+MOST_RATE = 2.0  # no rate is believed that is further above the best value than 0 is below it
+ASSUMED_SCATTER = (
+    "no cell ran often enough to show how runs differ: "
+    f"{100 * DEFAULT_SCATTER[STEP]:.1f} % of a step is assumed"
+)
+NOT_IN_IT = (
+    "more GPUs than measured: data loading, stragglers beyond the measured scatter, and networks "
+    "that others share are not in it"
+)
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
 ASSUMED_NETWORK = "assumed_network"  # between hosts, as --net describes it
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
-HOLDOUTS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
+SMALL = "small"  # batches below LARGE from larger ones, of one GPU too
+LARGE = 128
+HOLDOUTS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL, SMALL)
 _NEEDS = {
     CONDITION: "the study has no valid training cell of several GPUs",
     SIZE: "the study has training cells of one size of several GPUs only",
     TRANSPORT: "all training cells of several GPUs have the same transport",
     BATCH: "all training cells of a model have the same batch size",
     MODEL: "all training cells of several GPUs have the same model",
+    SMALL: f"no model has training cells with batches below {LARGE} and with larger ones",
 }
 
 
@@ -86,6 +105,10 @@ def forecast(
         basis = INTERPOLATED
     no_error = why_no_error(query, len(scores))
     sentences = [*model.why, no_error]
+    if not any(cell.scatter_known for cell in calibration.timed(query.workload)):
+        sentences.append(ASSUMED_SCATTER)
+    if query.ranks > _most_ranks(calibration, query):
+        sentences.append(NOT_IN_IT)
     if query.across_hosts and calibration.links.network is not None:
         basis = ASSUMED_NETWORK
         sentences.append("the network between hosts was described, not measured")
@@ -118,11 +141,14 @@ def forecast(
 
 
 def interval(prediction: Forecast, factor: float) -> tuple[float, float]:
-    """Return the ends of the interval of a step, not below what compute alone may take."""
-    wide = factor * prediction.growth
-    least = min(prediction.compute_ms - wide * prediction.compute_deviation_ms, prediction.step_ms)
-    low = max(prediction.step_ms - wide * prediction.deviation_ms, least, 0.0)
-    return low, prediction.step_ms + wide * prediction.deviation_ms
+    """Return the ends of the interval of a step: not below that without any exchange less its own
+    scatter, which does not grow with the ranks, nor below what MOST_RATE gives.
+    """
+    wide = factor * prediction.growth * prediction.deviation_ms
+    least = prediction.compute_ms - SIGMA_AT_P95 * prediction.compute_deviation_ms
+    least = min(max(least, prediction.step_ms / MOST_RATE), prediction.step_ms)
+    low = max(prediction.step_ms - wide, least)
+    return low, prediction.step_ms + wide
 
 
 def conformal(scores: Sequence[float], level: float = LEVEL) -> float:
@@ -207,7 +233,7 @@ def hold_out(calibration: CalibrationData, way: str) -> list[HeldOut]:
         if cell.query.strategy != "none" and cell.valid:
             valid.append(cell)
     needs = _NEEDS[CONDITION]
-    if valid:
+    if valid or way == SMALL:
         needs = _NEEDS[way]
     cells = _can_be_held_out(calibration, valid, way)
     if not cells:
@@ -260,6 +286,8 @@ def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
         return query.workload, query.batch_size
     if way == MODEL:
         return query.workload.model, cell.ranks > 1
+    if way == SMALL:
+        return query.workload, query.batch_size < LARGE
     return (
         query.workload,
         query.batch_size,
@@ -289,6 +317,14 @@ def _can_be_held_out(
         return [cell for cell in cells if len(sizes[cell.query.workload]) > 1]
     if way == MODEL and len({cell.query.workload.model for cell in cells}) < 2:
         return []
+    if way == SMALL:  # the CPU bounds many of them, which is suspect
+        small, large = [], set()
+        for cell in calibration.timed():
+            if cell.query.batch_size < LARGE:
+                small.append(cell)
+            else:
+                large.add(cell.query.workload)
+        return [cell for cell in small if cell.query.workload in large]
     return cells
 
 

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -41,6 +41,7 @@ from analysis.prediction.strategies import (
     refuse_unknown,
 )
 from analysis.study.names import of_unit
+from analysis.text import count
 
 FORWARD_SHARE = 1 / 3  # of a step: a backward pass takes twice as long as a forward pass
 MOST_GAMMA = 0.95  # compute always goes on
@@ -51,6 +52,7 @@ LEAST_STEP = 0.05  # of a step: below it no scatter of a cost takes one
 OF_TRAFFIC = 0.5  # of γ in proportion to the traffic
 OF_BATCH = 0.1  # of a step in proportion to the batch
 OF_GPUS = 0.003  # between equal GPUs: what four H200s showed
+OF_LAUNCH = 0.2  # of the time to enqueue a step, between cells of one host: what H200 hosts showed
 Part: TypeAlias = tuple[
     Draws, str
 ]  # and a sentence where something else stands for its measurement
@@ -195,8 +197,36 @@ def _bare_steps(
 
 
 def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
-    """Return the step of a batch that nobody measured: on the line through the nearest two."""
-    usable = by_batch([cell for cell in cells if not cell.cpu_bound], query)
+    """Return the step of a batch that nobody measured: that of the device, on the line through the
+    nearest two, and no less than the CPU takes to enqueue it.
+    """
+    usable = [cell for cell in cells if not cell.cpu_bound]
+    for cell in cells:
+        if usable and cell.cpu_bound and cell.busy_ms is not None:
+            usable.append(replace(cell, step_ms=cell.busy_ms, cost_ms=constant(0.0)))
+    step, why = _device_step(query, by_batch(usable, query))
+    alike = cells
+    for name in ("machine", "strategy"):
+        several = matching_cells(alike, query, name)
+        alike = several or alike
+    launches_ms: list[float] = []
+    for cell in alike:
+        launches_ms += cell.launch_ms
+    if not launches_ms:
+        return step, why
+    middle_ms = statistics.median(launches_ms)
+    spread = statistics.fmean(math.log(ms / middle_ms) ** 2 for ms in launches_ms)
+    share = max(OF_LAUNCH, math.sqrt(spread))
+    if middle_ms > mean(step):
+        why += (
+            f", where GPUs wait for the CPU: it enqueues a step in {middle_ms:.3g} ms ± "
+            f"{100 * share:.0f} % (median of {count(len(launches_ms), 'value')})"
+        )
+    return np.maximum(step, scaled_normal(middle_ms, share, f"launch {query.workload}")), why
+
+
+def _device_step(query: CellQuery, usable: Sequence[Sequence[MeasuredCell]]) -> Part:
+    """Return the step of a batch by cells of other batch sizes, the nearest first."""
     if not usable:
         raise ValueError(
             f"batch_size={query.batch_size}: every batch size that was measured waits for the CPU "
@@ -382,10 +412,14 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
 
 def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | None:
     """Return the cost that one GPU alone showed, at the nearest batch size."""
-    alone = []
+    alone: list[MeasuredCell] = []
+    with_cpu_bound: list[MeasuredCell] = []  # whose costs are the scatter of the CPU
     for cell in matching_cells(calibration.cells, query, "workload", "options"):
         if cell.ranks == 1 and cell.cost_ms is not None:
-            alone.append(cell)
+            with_cpu_bound.append(cell)
+            if not cell.cpu_bound:
+                alone.append(cell)
+    alone = alone or with_cpu_bound
     if not alone:
         return None
     costs = []
@@ -437,7 +471,10 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
 
 
 def between_runs_ms(calibration: CalibrationData, query: CellQuery) -> float:
-    """Return the standard deviation of a step between runs of equal cells, in ms."""
+    """Return the standard deviation of a step between runs of equal cells, in ms.
+
+    Where none ran often enough to show it, it is DEFAULT_SCATTER of the step.
+    """
     deviations = []
     for cell in calibration.timed(query.workload):
         assert cell.step_ms is not None
@@ -454,9 +491,9 @@ def rate_share(calibration: CalibrationData, query: CellQuery) -> float:
     for several in (matching_cells(cells, query, "strategy"), cells):
         shares = []
         for cell in several:
-            if cell.step_ms is not None and cell.images_per_second:
+            if cell.step_ms is not None and cell.rate is not None:
                 images = cell.ranks * cell.query.batch_size * 1e3
-                shares.append(cell.images_per_second * mean(cell.step_ms) / images)
+                shares.append(cell.rate.value * mean(cell.step_ms) / images)
         if shares:
             return statistics.median(shares)
     return 1.0
