@@ -143,10 +143,10 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         )
     original = open_study(folder)
     # What other studies show of the scatter of runs, as far as the report uses it.
-    groups = {runs.group.of_any_size for runs in original.runs}
+    groups = {runs.group.wider[-1] for runs in original.runs}
     beside = {}
     for (group, metric), scatter in of_other_studies(folder).items():
-        if group.of_any_size in groups:
+        if group.wider[-1] in groups:
             beside[group, metric] = scatter
     if beside:
         _put(root / NOISE_FLOOR, encoded(as_json({"other studies": beside}), indent=1))

@@ -19,9 +19,8 @@ from analysis.study.draws import Sample, next_run
 from analysis.study.draws import freedom as freedom_of
 from analysis.study.draws import slowest as slowest_of
 from analysis.study.noise_floor import Floor
-from analysis.study.study import Study, open_study
+from analysis.study.study import Study
 from analysis.validity import limits
-from benchmarks.record import metrics
 from benchmarks.timing import statistics
 from benchmarks.training import derive, request
 from conf.schema import ValidityLimits
@@ -172,8 +171,6 @@ def with_faults(fault, cells):
 
 RATE = "throughput/images_per_second"
 DEVIATION = 0.0013  # between runs of H200s
-H200_X2 = Path(__file__).parent / "data" / "h200_x2"
-WITH_REPEATS = ("bootcamp_pairs", "bootcamp_resnet50", "scaling", "strategies")
 
 
 def drawn_floor(draw, freedom, name):
@@ -213,30 +210,6 @@ def share_held(holds, runs, freedom, studies, **more):
     """Return the share of studies in which an interval holds the next run."""
     draw = np.random.default_rng([runs, freedom])
     return float(np.mean([holds(draw, runs, freedom, study, **more) for study in range(studies)]))
-
-
-def left_out():
-    """Leave each run of the real studies out in turn: whether its cell's other runs hold it.
-
-    Returns (of the interval of the next run, of that within the first of the other runs).
-    """
-    shown, inside = [], []
-    for name in WITH_REPEATS:
-        study = open_study(H200_X2 / name)
-        for cell in study.timed:
-            if len(cell.records) < 2:
-                continue
-            for out in cell.records:
-                left = Study.of(record for record in study.records if record is not out)
-                first = next(record for record in cell.records if record is not out)
-                rest = next(runs for runs in left.timed if runs.records[0] is first)
-                interval = rest.next_run(RATE)
-                if interval.low is not None:
-                    low, high = metrics.interval(RATE, first.within_run)
-                    value = out.metrics[RATE]
-                    shown.append(interval.low <= value <= interval.high)
-                    inside.append(low <= value <= high)
-    return shown, inside
 
 
 # --- two studies of six equal cells, whose runs scatter by 0.2 %

@@ -168,9 +168,10 @@ def test_on_h200s_the_hidden_share_is_a_share_and_agrees_with_the_traces():
     told = [
         one for record in scaling if (one := Exposures(Study.of(scaling)).of(record)) is not None
     ]
-    assert len(told) == 3 and all(
-        one.source == DIFFERENCE and 0 <= one.hidden_share <= 1 for one in told
-    )
+    assert len(told) == 3, "of three runs the noise is too large for a share, and for no time"
+    for one in told:
+        assert one.source == DIFFERENCE and one.hidden_share is None
+        assert abs(one.exposed_ms) < one.half_ms and one.why.startswith("the noise (±0.249 ms)")
     assert told[0].alone_ms == pytest.approx(0.59, abs=0.01), "of 0.54 to 0.64 ms"
     place = next(record.environment for record in scaling if record.cell.gpus == (0, 1))
     moved = [dataclasses.replace(one, environment=place) for one in traced]

@@ -14,6 +14,7 @@ from analysis.findings import comparisons as of_comparisons
 from analysis.findings.comparisons import noises
 from analysis.report.build import examine
 from analysis.statistics.tests import fitted, significant
+from analysis.study.intervals import half_width
 from analysis.study.rates import primary_rate
 from analysis.study.study import Study
 
@@ -134,10 +135,14 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
     together = comparisons(trained + others)
     assert [one.rate for one in together] == ["exchanges/s", "images/s"]
     assert together[1].smallest > alone[0].smallest, "two tests share the 5 %"
-    floors = {one.rate: (one.deviation, one.freedom) for one in noises(Study.of(trained + others))}
-    assert list(floors) == ["images/s", "exchanges/s", "solves/s"]
-    assert floors["images/s"] == pytest.approx((0.002, 8), rel=0.6)
-    assert floors["exchanges/s"] == pytest.approx((0.01, 8), rel=0.6)
+    study = Study.of(trained + others)
+    rates = [noise.rate for noise in noises(study)]
+    assert set(rates) == {"images/s", "exchanges/s", "solves/s"}
+    of_eager = next(noise for noise in noises(study) if "eager" in noise.group)
+    (runs,) = (runs for runs in study.timed if runs.cell.optimize == "eager")
+    wide = half_width(runs.floor(runs.rate.metric), 1)
+    assert of_eager.floor == pytest.approx(math.expm1(wide)), "one noise floor on a page"
+    assert (of_eager.runs, of_eager.lent_by, len(of_eager.cells)) == (5, "", 1)
 
 
 def test_cells_without_a_model_are_named_by_what_they_measure():
@@ -153,7 +158,7 @@ def test_the_drift_of_a_time_is_that_of_its_rate():
     made = laboratory.runs({"benchmark": JACOBI})
     last = dataclasses.replace(laboratory.run(JACOBI, repeat=5, factor=1.25), drift=True)
     (found,) = noises(Study.of([*made, last]))
-    assert found.drift == pytest.approx(-0.2) and found.pairs == 10
+    assert found.drift == pytest.approx(-0.2) and found.runs == 6
 
 
 # The turns.

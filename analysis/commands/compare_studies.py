@@ -1,6 +1,7 @@
 """`python -m analysis compare A B [--limit 2%]`: how the same cells of two studies differ.
 
-Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be told.
+Exit status: 0 no regression was seen, 1 a regression was found, 2 wrong input, and with --strict no
+cell can be told.
 """
 
 import argparse
@@ -65,10 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add(name, metavar=name.upper(), help=folder)
     limit = (
         "a cell that is slower by less, such as 2%%, is no regression (default: any that runs "
-        "show). Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell "
-        "can be told"
+        "show). Exit status: 0 no regression was seen, 1 a regression was found, 2 wrong input"
     )
     add("--limit", metavar="SHARE", help=limit)
+    add("--strict", action="store_true", help="exit status 2 where no cell can be told")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,8 +102,16 @@ def run(arguments: argparse.Namespace) -> int:
     if all(cell.verdict == UNKNOWN for cell in result.cells):
         reason = f"python -m analysis compare: no cell can be told: {result.cells[0].why}"
         print(single_line(reason, 600), file=sys.stderr)
-        return 2
+        return 2 if arguments.strict else 0
     return 0
+
+
+def _apart(sides: Sequence[Sequence[StudyInput]], result: Differences) -> dict[str, list[str]]:
+    """Return {fact: its value in each input} of everything that differs between the two sides."""
+    apart, _ = differing([*sides[0], *sides[1]])
+    for name, (first, second) in result.facts.items():
+        apart[name] = [first] * len(sides[0]) + [second] * len(sides[1])
+    return apart
 
 
 def _as_json(
@@ -116,7 +125,8 @@ def _as_json(
             folder = str(study.folder)
             facts.append({"name": study.name, "study": study.study.name, "folder": folder})
         inputs.append(facts)
-    apart, shared = differing([*sides[0], *sides[1]])
+    _, shared = differing([*sides[0], *sides[1]])
+    apart = _apart(sides, result)
     cells, regressions = [], 0
     verdicts: Counter[str] = Counter()
     for cell in result.cells:
@@ -179,7 +189,7 @@ def _print(sides: Sequence[Sequence[StudyInput]], result: Differences, limit: fl
             where = f"{escape(study.name)}  ({escape(str(study.folder))}, {cells})"
             out.print(f"[bold]{letter}[/bold]  {where}", soft_wrap=True)
     inputs = [*sides[0], *sides[1]]
-    apart, _ = differing(inputs)
+    apart = _apart(sides, result)
     if apart:
         out.print(facts_table(apart, letters).to_rich())
     else:

@@ -1,8 +1,8 @@
 """The same cells in two studies: by how much they differ, and whether their runs show it.
 
-Two studies are not measured in turn. The test takes the scatter between runs inside each study (its
-noise floor) and nothing else, so a change of the machine between them looks like one of the
-software. All cells are one family, held at 5 % by Holm's method.
+Two studies are not measured in turn. The test takes the scatter between runs of the cell inside
+each study (its own noise floor, not a lent one) and nothing else, so a change of the machine
+between them looks like one of the software. All cells are one family, held at 5 % by Holm's method.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtr
@@ -19,10 +19,10 @@ from analysis.findings.baselines import EFFICIENCY, Baselines, efficiency
 from analysis.findings.communication import EXCHANGE
 from analysis.findings.comparisons import smallest_change
 from analysis.findings.scaling import log_speedup
-from analysis.findings.study_inputs import StudyInput
+from analysis.findings.study_inputs import StudyInput, records_facts
 from analysis.statistics.tests import significant
 from analysis.study.conditions import chosen_options, differing_names, request_of
-from analysis.study.draws import MEASURED
+from analysis.study.draws import MEASURED, Sample
 from analysis.study.intervals import LEVEL, WIDEST, Estimate, of_median, quantile
 from analysis.study.names import BETWEEN, format_option, gpu_list
 from analysis.study.runs import Runs
@@ -37,7 +37,8 @@ CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 FASTER, SLOWER, EQUAL, UNKNOWN = "faster", "slower", "no difference seen", "cannot tell"
 BY_CHANCE = "its own interval excludes 0, but among this many cells that can be chance"
-NO_FLOOR = "how far runs differ is not known in {}: too few runs of equal cells (add repeats=3)"
+NO_SCATTER = "how far its runs differ is not known in {}: it ran too seldom (add repeats=3)"
+FEWEST_RUNS = 2  # of a cell on each side: of fewer nobody knows how far they scatter
 STUDIES = ("the first study", "the second study")
 
 
@@ -128,6 +129,8 @@ class Differences:
     cells: tuple[CellDifference, ...]
     only_first: tuple[str, ...]  # names of cells, some with a reason
     only_second: tuple[str, ...]
+    # {name: (value in the first, value in the second)} of what the records of a common cell say.
+    facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Differences:
@@ -144,6 +147,7 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
     names = _names(every_cell)
     baselines = {id(each.study): Baselines(each.study) for each in (*first, *second)}
     common, only_first, only_second = [], [], []
+    facts: dict[str, tuple[str, str]] = {}
     for cell in every_cell:
         if cell not in after:
             only_first.append(_alone(names[cell], cell, second))
@@ -151,7 +155,20 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
             only_second.append(_alone(names[cell], cell, first))
         else:
             common.append(_difference(names[cell], before[cell], after[cell], baselines))
-    return Differences(_judged(common), tuple(only_first), tuple(only_second))
+            _, runs_before = before[cell][-1]
+            _, runs_after = after[cell][-1]
+            facts = _facts_apart(runs_before, runs_after) | facts
+    return Differences(_judged(common), tuple(only_first), tuple(only_second), facts)
+
+
+def _facts_apart(before: Runs, after: Runs) -> dict[str, tuple[str, str]]:
+    sides = [records_facts(runs.records) for runs in (before, after)]
+    apart = {}
+    for name in sorted(sides[0].keys() & sides[1].keys()):  # what is not said differs from nothing
+        first, second = sides[0][name], sides[1][name]
+        if first != second:
+            apart[name] = (" or ".join(sorted(first)), " or ".join(sorted(second)))
+    return apart
 
 
 def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
@@ -233,11 +250,11 @@ def _difference(
             "is shown"
         )
     elif first[metric].error is None and second[metric].error is None:
-        why = NO_FLOOR.format("either study")
+        why = NO_SCATTER.format("either study")
     elif first[metric].error is None:
-        why = NO_FLOOR.format(STUDIES[0])
+        why = NO_SCATTER.format(STUDIES[0])
     elif second[metric].error is None:
-        why = NO_FLOOR.format(STUDIES[1])
+        why = NO_SCATTER.format(STUDIES[1])
     gpus = before[-1][1].gpus
     return CellDifference(
         name, gpus, metric, first, second, steps, why=why, doubts="; ".join(doubts)
@@ -252,20 +269,28 @@ def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
     """Return {metric: number} of a cell: its main rate, its exchange, its efficiency."""
     numbers = {}
     for name in (_main_metric(runs), EXCHANGE):
-        if runs.logarithms(name):
-            values, floor = runs.logarithms(name), runs.floor(name)
+        values = runs.logarithms(name)
+        if values:
             numbers[name] = MeasuredNumber(statistics.median(values), len(values))
-            if floor is not None:
-                error = floor.deviation * math.sqrt(of_median(len(values)))
-                numbers[name] = replace(numbers[name], error=error, freedom=floor.freedom)
+            sample = Sample(numbers[name].value, runs.floor(name), len(values))
+            if sample.floor is not None and _is_known(sample):
+                error = sample.floor.deviation * math.sqrt(of_median(len(values)))
+                freedom = sample.floor.freedom
+                numbers[name] = replace(numbers[name], error=error, freedom=freedom)
     speedup = log_speedup(runs, baselines)
     if speedup is not None:
         share = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone)
         efficient = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
-        if speedup.draws is not None:
+        samples = [speedup.rate, *speedup.alone.values()]
+        if speedup.draws is not None and all(map(_is_known, samples)):
             efficient = replace(efficient, error=float(np.std(speedup.draws[MEASURED])) * share)
         numbers[EFFICIENCY] = efficient
     return numbers
+
+
+def _is_known(sample: Sample) -> bool:
+    """Return whether the runs of a cell show how far they differ: they, and no others."""
+    return sample.runs >= FEWEST_RUNS and sample.floor is not None and not sample.floor.lenders
 
 
 def _main_metric(runs: Runs) -> str:

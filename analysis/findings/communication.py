@@ -20,13 +20,14 @@ from analysis.study import names as labels
 from analysis.study.conditions import Condition, irrelevant_to_baselines
 from analysis.study.intervals import of_median, quantile
 from analysis.study.names import gpu_list, several
+from analysis.study.noise_floor import COST as COST
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Key, Runs, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
 from conf.cell import Member
 
-COST, EXCHANGE = "strategy/cost_ms", "comm/exchange_ms"
+EXCHANGE = "comm/exchange_ms"
 EXPOSED, HIDDEN = "comm/exposed_ms", "comm/hidden_share"
 TRACE_EXPOSED, DISAGREEMENT = "trace/exposed_ms_per_step", "trace/exposed_disagreement_ms"
 OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone exchanges nothing

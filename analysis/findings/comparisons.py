@@ -7,9 +7,10 @@ it is Welch's, unpaired. All tests of a study are one family (Holm 1979).
 """
 
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -19,13 +20,14 @@ from scipy.special import stdtr, stdtrit
 from analysis.findings.links import transport_of
 from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted, significant
 from analysis.study import names as labels
-from analysis.study.conditions import chosen_options
-from analysis.study.intervals import LEVEL, WIDEST, Estimate, quantile
-from analysis.study.noise_floor import FEWEST
-from analysis.study.rates import Rate
-from analysis.study.runs import Key, Runs, between_runs, grouped
+from analysis.study.conditions import chosen_options, differing_names
+from analysis.study.intervals import LEVEL, WIDEST, Estimate, half_width
+from analysis.study.noise_floor import FEWEST, FloorGroup
+from analysis.study.rates import IMAGES_PER_SECOND, Rate
+from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
-from benchmarks.record import Record
+from analysis.text import count
+from benchmarks.record import Record, metrics
 from conf.cell import Member
 
 VERDICTS = ("faster", "slower", "no difference seen")
@@ -42,6 +44,9 @@ NOT_COMPARED = (
 )
 SINGLE = "a single run gives no verdict (repeats=5 does)"
 CHANCE = "its interval excludes 0, but among so many comparisons that can be chance"
+TIMES_AS_NOISY = (
+    3  # a run is noisy if its interval inside is this much wider than that of equal ones
+)
 NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
 UNPAIRED = "no sweep measured both cells in turn: a drift of the machine would look the same"
 SEPARATE = "one cell was measured before the other: a change of the machine would look the same"
@@ -57,6 +62,7 @@ class Comparison:
     smallest: float | None  # the smallest share that these runs could have shown
     verdict: str  # VERDICTS, of the second; empty where nothing can be said
     why: str = ""  # where there is no verdict, or what qualifies it
+    floor: float | None = None  # the larger noise floor of the two, a share
     asked: str = ""  # what differs, for people: strategy, optimize, NCCL_P2P_LEVEL, …
     gpus: tuple[Member, ...] = ()
     runs: tuple[int, int] = (1, 1)
@@ -90,14 +96,25 @@ class SettingEffect:
 
 @dataclass(frozen=True)
 class Noise:
-    """The A/A floor: how far runs of equal cells differ; None where too few cells ran twice."""
+    """The noise floor of a group of cells, on which their intervals of the next run rest."""
 
-    floor: float | None  # share; 19 of 20 pairs of single runs of equal cells differ by less
-    pairs: int
-    drift: float | None  # change of the first cell when it ran once more at the end, as a share
-    deviation: float | None = None  # standard deviation between runs of equal cells, as a share
-    freedom: int = 0  # degrees of freedom of the deviation
     rate: str = "images/s"
+    group: str = ""  # `nccl_allreduce · 2 GPUs`: what tells its cells from those of other groups
+    # As a share; 19 of 20 pairs of single runs of equal cells differ by less. None: not known.
+    floor: float | None = None
+    runs: int = 0  # that it rests on
+    cells: tuple[str, ...] = ()  # names of the cells of this study among them
+    lent_by: str = ""  # whose runs these are, where they are not the group's own
+    drift: float | None = None  # change of the first cell when it ran once more at the end, a share
+
+
+@dataclass(frozen=True)
+class NoisyRun:
+    """A run that is noisier inside than equal ones."""
+
+    name: str
+    inside: float  # half its interval inside the run, a share
+    floor: float  # how far one more run may lie from a single one, a share
 
 
 @dataclass(frozen=True)
@@ -203,6 +220,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
             smallest=smallest,
             verdict=verdict,
             why=why,
+            floor=_larger_floor(pair),
             asked=pair.subject,
             gpus=pair.first.gpus,
             runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
@@ -213,6 +231,15 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
         )
         verdicts.append(comparison)
     return tuple(verdicts)
+
+
+def _larger_floor(pair: Pair) -> float | None:
+    widths = []
+    for runs in (pair.first, pair.second):
+        floor = runs.floor(runs.rate.metric)
+        if floor is not None:
+            widths.append(math.expm1(half_width(floor, 1)))
+    return max(widths, default=None)
 
 
 def family(runs: Runs) -> Hashable:
@@ -333,20 +360,70 @@ def _pairs(
 
 
 def noises(study: Study) -> tuple[Noise, ...]:
-    """Return the noise of every rate that the study has."""
-    noise_of_rates = []
+    """Return the noise floor of every rate and group of cells that the study has."""
+    groups = list(dict.fromkeys(runs.group for runs in study.rated))
+    differing = differing_names([group._asdict() for group in groups])
+    noise_of_groups = []
     for rate in study.rates:
-        members = [runs for runs in study.rated if runs.rate == rate]
-        deviation, freedom = between_runs(members, rate.metric)
-        change, floor = _drift(study, rate), None
-        if not freedom:
-            noise_of_rates.append(Noise(None, 0, change, rate=rate.name))
-            continue
-        if freedom >= FEWEST:
-            floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
-        couples = [math.comb(len(runs.log_rates), 2) for runs in members]
-        noise_of_rates.append(Noise(floor, sum(couples), change, deviation, freedom, rate.name))
-    return tuple(noise_of_rates)
+        of_rate = [runs for runs in study.rated if runs.rate == rate]
+        drift = _drift(study, rate)
+        for group, members in grouped(of_rate, lambda runs: runs.group).items():
+            steady = [runs for runs in members if not runs.suspect] or members
+            floor = steady[0].floor(rate.metric)
+            names, noise = [], Noise(rate.name, _group_name(group, differing), drift=drift)
+            drift = None
+            if floor is not None:
+                for runs in members:
+                    if len(runs.records) > 1:
+                        names.append(f"{labels.label(study, runs)} on {labels.gpu_list(runs.gpus)}")
+                noise = replace(
+                    noise,
+                    floor=math.expm1(half_width(floor, 1)),
+                    runs=floor.runs,
+                    cells=tuple(names),
+                    lent_by=floor.lent_by,
+                )
+            noise_of_groups.append(noise)
+    return tuple(noise_of_groups)
+
+
+def _group_name(group: FloorGroup, differing: Collection[str]) -> str:
+    words = []
+    for name in ("strategy", "model", "precision", "optimize"):
+        if name in differing:
+            words.append(str(getattr(group, name)))
+    if "batch_size" in differing:
+        words.append(f"batch {group.batch_size}")
+    if "world_size" in differing:
+        words.append(count(group.world_size, labels.unit(group.device)))
+    return labels.BETWEEN.join(filter(None, words))
+
+
+def noisy_runs(study: Study) -> tuple[NoisyRun, ...]:
+    """Return the runs that are noisier inside than equal ones, and than these differ.
+
+    The fixed limit of the code `noisy` judges where a group has no floor of its own.
+    """
+    noisy = []
+    for members in grouped(study.timed, lambda runs: runs.group).values():
+        halves, floors = {}, {}
+        for runs in members:
+            floor = runs.floor(IMAGES_PER_SECOND)
+            for record in runs.records:
+                ends = metrics.interval(IMAGES_PER_SECOND, record.within_run)
+                if runs.suspect or ends is None or ends[0] <= 0:
+                    continue
+                halves[record.name, record.record_id] = math.log(ends[1] / ends[0]) / 2
+                if floor is not None and not floor.lenders:
+                    floors[record.name, record.record_id] = half_width(floor, 1)
+        for run, between in floors.items():
+            others = [half for other, half in halves.items() if other != run]
+            if len(others) >= FEWEST and halves[run] > max(
+                between, TIMES_AS_NOISY * statistics.median(others)
+            ):
+                shares = math.expm1(halves[run]), math.expm1(between)
+                noisy.append(NoisyRun(run[0], *shares))
+    return tuple(noisy)
 
 
 def _drift(study: Study, rate: Rate) -> float | None:

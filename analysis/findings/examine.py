@@ -10,9 +10,11 @@ from analysis.findings.communication import Communication, communication, not_cl
 from analysis.findings.comparisons import (
     Comparison,
     Noise,
+    NoisyRun,
     SettingEffect,
     comparisons,
     noises,
+    noisy_runs,
     setting_effects,
     unused_on_cpu_workers,
 )
@@ -31,7 +33,8 @@ class Findings:
     waterfalls: tuple[Waterfall, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     settings: tuple[SettingEffect, ...] = ()  # of NCCL
-    noises: tuple[Noise, ...] = ()  # one for each rate that cells of the study have
+    noises: tuple[Noise, ...] = ()  # of each rate and group of cells
+    noisy: tuple[NoisyRun, ...] = ()
     wires: tuple[SubsetLinks, ...] = ()
     worth: tuple[LinkValue, ...] = ()
     communication: tuple[Communication, ...] = ()
@@ -53,9 +56,10 @@ def findings_of(study: Study) -> Findings:
     exposed = communication(study)
     lines, no_line = wire_lines(study, exposed)
     unsaid = [*unexplained, *not_claimed(exposed), _nothing(study), unused_on_cpu_workers(study)]
-    floors = {of_rate.floor for of_rate in noise}
+    floors = {of_group.floor for of_group in noise}
     if study.rated and not floors - {None}:
-        cells = "too few cells" if any(of_rate.pairs for of_rate in noise) else "no cell"
+        ran_twice = any(len(runs.records) > 1 for runs in study.rated)
+        cells = "too few cells" if ran_twice else "no cell"
         unsaid.append(f"how far runs differ: {cells} ran twice (repeats=5 does that)")
     if not values and any(subset.link_class for subset in links):
         unsaid.append("what a link is worth: no two equal cells ran over different links")
@@ -68,6 +72,7 @@ def findings_of(study: Study) -> Findings:
         comparisons=compared,
         settings=setting_effects(study, compared),
         noises=noise,
+        noisy=noisy_runs(study),
         wires=links,
         worth=values,
         communication=exposed,

@@ -16,7 +16,7 @@ from analysis.findings.baselines import (
 )
 from analysis.findings.communication import EXPOSED, HIDDEN, Exposures, disagreement
 from analysis.study.intervals import names_of
-from analysis.study.noise_floor import OF_SEVERAL_RECORDS, Scatters
+from analysis.study.noise_floor import COST, OF_SEVERAL_RECORDS, Scatters
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
@@ -54,7 +54,7 @@ class SeveralRecords:
         runs, values = self._study.single(record), self.values(record)
         if not record.usable:
             return values
-        names = [IMAGES_PER_SECOND, runs.rate.metric]
+        names = [IMAGES_PER_SECOND, runs.rate.metric, COST]
         for name in record.metrics:
             entry = metrics.known(name)
             if entry is None or entry.first:

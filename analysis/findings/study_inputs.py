@@ -3,10 +3,11 @@
 import dataclasses
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from analysis.study.names import BETWEEN
 from analysis.study.noise_floor import of_other_studies
@@ -23,6 +24,7 @@ from analysis.study.provenance import (
 from analysis.study.study import Study, refuse_no_folder, unreadable_files
 from benchmarks.record import CellFolder, Record, read_study, record_paths
 from conf.cell import compress_hosts
+from conf.options import to_text
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)  # LABEL=FOLDER
 ATTEMPT = re.compile(r"attempt-\d+")
@@ -40,6 +42,25 @@ OF_ENVIRONMENT = {
     **{"driver": ("gpu", "driver"), "CPU": ("cpu", "model"), "cores": ("cpu", "cores")},
     "memory": ("cpu", "memory_bytes"),
 }
+# Beside them, of the records of one cell: fields of a cell that are no options, facts that studies
+# have already, what ranks say of themselves, and how NCCL connected them.
+NO_OPTIONS = (
+    "gpus",
+    "hosts",
+    "server_gpus",
+    "server_hosts",
+    "places",
+    "labels",
+    "repeat",
+    "declared",
+)
+OF_STUDIES = (
+    *("host", "cpu", "git", "code", "topology", "links", "planned_uuids", "variables", "inherited"),
+    *("left_out", "hosts", "interfaces"),
+)
+OF_RANKS = ("threads", "started")
+OF_CONNECTIONS = ("transport", "channels")
+OF_A_DEVICE = ("gpus.id", "gpus.uuid", "gpus.bus_id", "gpus.name", "gpu.driver", "gpus.max_sm_mhz")
 
 
 @dataclass(frozen=True)
@@ -185,6 +206,44 @@ def differing(inputs: Sequence[StudyInput]) -> tuple[dict[str, list[str]], dict[
         elif different:
             shared[name] = different.pop()
     return apart, shared
+
+
+def records_facts(records: Iterable[Record]) -> dict[str, frozenset[str]]:
+    """Return {name: its values} of what records of one cell say beside the facts of their study:
+    options, hashes of the user's own code, limits, packages, ranks, transport.
+    """
+    facts = defaultdict[str, set[str]](set)
+    for record in records:
+        cell = record.cell.to_dict()
+        for name in NO_OPTIONS:
+            cell.pop(name, None)
+        for group, rules in record.cell.declared.items():
+            cell[f"{group}.sha256"] = rules.get("sha256", "none")
+        environment = dict(record.environment)
+        for name in OF_STUDIES:
+            environment.pop(name, None)
+        for rank in record.ranks:
+            for name in OF_RANKS:
+                if name in rank:
+                    facts[f"ranks.{name}"].add(str(rank[name]))
+        for name in OF_CONNECTIONS:
+            if record.effective.get(name):
+                facts[name].add(str(record.effective[name]))
+        for name, value in _leaves({**cell, **environment, "validity": record.validity.limits}):
+            facts[name].add(value)
+    return {name: frozenset(values) for name, values in facts.items()}
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name.name, text) of a value in JSON; entries of a list have the name of the list."""
+    if isinstance(value, Mapping):
+        for key, of_key in value.items():
+            yield from _leaves(of_key, f"{name}.{key}".strip("."))
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _leaves(entry, name)
+    elif not name.endswith(OF_A_DEVICE):
+        yield name, to_text(value)
 
 
 def same_machine(inputs: Sequence[StudyInput]) -> bool:

@@ -4,7 +4,6 @@ The functions below read what several sections say of records. Sections speak of
 `words_of` puts a report into the words of a study of CPU workers, or of samples.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit, unit_of
-from analysis.study.runs import Runs, named
+from analysis.study.runs import Runs, merged, named
 from analysis.study.study import Study
 from benchmarks.record import Record
 from conf.cell import counted
@@ -81,15 +80,11 @@ def words_of(study: Study) -> Callable[[str], str]:
 
 def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | None:
     """Return the median over runs of equal cells, with the interval of the next run if known."""
-    values = []
-    for record in group:
-        value = record.metrics.get(metric)
-        if value is not None and math.isfinite(value):
-            values.append(value)
-    if not values:
-        return None
-    floor = study.single(group[0]).floor(metric) if group[0].usable else None
-    return intervals.interval(values, metric, floor)
+    runs = merged([study.single(record) for record in group])
+    if group[0].usable:
+        return runs.next_run(metric)
+    value = runs.median(metric)
+    return None if value is None else Estimate(value)
 
 
 def median_and_interval(runs: Runs, metric: str) -> str:

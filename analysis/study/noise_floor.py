@@ -1,9 +1,10 @@
 """The noise floor: how far runs of equal cells differ on one machine, for each metric.
 
-METHOD.md, "The noise floor". It belongs to a group: machine, model, batch, precision, optimise,
-number of GPUs. Of every cell that ran at least twice the squared differences from its own mean are
-added up. A study adds what its own records show to what the other studies of its output_dir showed
-(noise_floor.json). The launching process imports this folder, so it needs neither numpy nor scipy.
+METHOD.md, "The noise floor". It belongs to a group: machine, strategy, model, batch, precision,
+optimise, number of GPUs. Of every cell that ran at least twice the squared differences from its own
+mean are added up. A group with too few runs borrows from cells on other numbers of GPUs, then from
+other strategies. A study adds what its own records show to what the other studies of its output_dir
+showed (noise_floor.json). The launching process imports this folder: no numpy, no scipy.
 """
 
 import functools
@@ -12,19 +13,23 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
 from analysis.study.provenance import gpus_of
+from analysis.text import join_words
 from benchmarks.record import Record, metrics
 from benchmarks.record.safe_files import open_to_read
 from conf.cell import Cell
 
-FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, or there is no floor
-ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
+FEWEST = 2  # degrees of freedom below which a group has no floor of its own: one cell, three runs
+FEWEST_LENT = 3  # … below which the runs of other groups are none either
+ANY_SIZE, ANY_STRATEGY = 0, ""  # of the groups in which numbers of GPUs, and strategies, are pooled
+SIGMA_AT_95 = 1.96  # half the 95 % interval of a normal value, in standard deviations
+SUSPECT = "suspect"  # a verdict: such cells have their own runs alone
 # Metrics that rest on several records, so that one alone has no scatter of them.
 OF_SEVERAL_RECORDS = (
     "scaling/efficiency",
@@ -35,6 +40,7 @@ OF_SEVERAL_RECORDS = (
     "trace/exposed_disagreement_ms",
 )
 SEVERAL_HOSTS = "hosts of nodes="  # stands for a host's name
+COST = "strategy/cost_ms"  # of the strategy in a step
 CLOCK = "gpu/sm_mhz"  # neither way is better, but parts of a waterfall rest on it
 FILE = "noise_floor.json"  # in output_dir, beside the studies
 VERSION = 1
@@ -46,6 +52,7 @@ class FloorGroup(NamedTuple):
 
     host: str
     gpus: str  # digest of the UUIDs of all GPUs of the host; '' where they are not known
+    strategy: str  # its name; '' of a benchmark without a model
     device: str
     model: str  # of a benchmark without a model its name and options
     batch_size: int
@@ -55,13 +62,14 @@ class FloorGroup(NamedTuple):
 
     @property
     def asked(self) -> tuple[str | int, ...]:
-        """What was asked of the cells, without the machine."""
-        return self[2:]
+        """What was asked of the cells, without the machine and the strategy."""
+        return self[3:]
 
     @property
-    def of_any_size(self) -> "FloorGroup":
-        """The group in which the numbers of GPUs are pooled."""
-        return self._replace(world_size=ANY_SIZE)
+    def wider(self) -> tuple["FloorGroup", "FloorGroup"]:
+        """The groups that lend: of any number of GPUs, then of any strategy too."""
+        of_any_size = self._replace(world_size=ANY_SIZE)
+        return of_any_size, of_any_size._replace(strategy=ANY_STRATEGY)
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,12 @@ class Scatter:
         squares = self.squares + other.squares
         return Scatter(self.runs + other.runs, self.freedom + other.freedom, squares)
 
+    def floor(self, fewest: int, name: str) -> "Floor | None":
+        """Return the floor that it gives; None below so many degrees of freedom."""
+        if self.freedom < fewest or not self.squares:  # runs equal to the last digit say nothing
+            return None
+        return Floor(math.sqrt(self.squares / self.freedom), self.freedom, self.runs, name)
+
 
 @dataclass(frozen=True)
 class Floor:
@@ -86,6 +100,24 @@ class Floor:
     freedom: int  # degrees of freedom
     runs: int  # that it rests on
     name: str  # metric and group: numbers of one floor share its uncertainty
+    lenders: tuple[FloorGroup, ...] = ()  # whose runs these are, where they are not the group's own
+
+    @property
+    def lent_by(self) -> str:
+        """`kvstore_device on 1 GPU and none on 1,2 GPUs`; empty for a floor of the group itself."""
+        sizes: dict[str, list[int]] = defaultdict(list)
+        device = "GPU"
+        for group in self.lenders:
+            sizes[group.strategy or "the benchmark"].append(group.world_size)
+            if group.device != "cuda":
+                device = "CPU worker"
+        parts = []
+        for strategy, of_strategy in sorted(sizes.items()):
+            plural = "" if of_strategy == [1] else "s"
+            parts.append(
+                f"{strategy} on {','.join(map(str, sorted(of_strategy)))} {device}{plural}"
+            )
+        return join_words(parts)
 
 
 Scatters = Mapping[tuple[FloorGroup, str], Scatter]  # by group and metric
@@ -97,38 +129,57 @@ class NoiseFloors:
     def __init__(self, scatters: Scatters | None = None) -> None:
         """`scatters` is what other studies of the output_dir showed."""
         self._of_other_studies = scatters or {}
-        self._cells: list[tuple[FloorGroup, Sequence[Record]]] = []
-        self._pooled: dict[str, dict[FloorGroup, Scatter]] = {}
+        self._cells: dict[int, Sequence[Record]] = {}  # by id() of each of their records
+        self._pooled: dict[str, dict[FloorGroup, _Pool]] = {}
 
     def learn(self, cells: Iterable[Sequence[Record]]) -> None:
         """Take what a study measured: the records of each cell."""
         for records in cells:
-            if len(records) > 1:
-                self._cells.append((group_of(records[0]), records))
+            self._cells |= dict.fromkeys(map(id, records), records)
         self._pooled.clear()
 
-    def of(self, group: FloorGroup, metric: str) -> Floor | None:
-        """Return the floor of a group; with few runs that of any number of GPUs, else None."""
+    def of(self, record: Record, metric: str) -> Floor | None:
+        """Return the floor of a record's cell, that of its group; None where too little is known.
+
+        A lent one is never below what the cell's own runs show, inside and between them. A suspect
+        cell has the floor of its own runs alone.
+        """
+        records, group = self._cells.get(id(record), (record,)), group_of(record)
+        if any(map(is_suspect, records)):
+            own = scatter_of(records, metric)
+            return own.floor(FEWEST, f"{metric} {records[0].record_id}")
+        pools = self._pools(metric)
+        own = pools[group].scatter if group in pools else Scatter()
+        floor = own.floor(FEWEST, f"{metric} {group}")
+        for wider in group.wider:
+            if floor is None and wider in pools:
+                floor = pools[wider].scatter.floor(FEWEST_LENT, f"{metric} {wider}")
+                if floor is not None:
+                    deviation = max(floor.deviation, _least_deviation(records, metric))
+                    lenders = tuple(pools[wider].lenders)
+                    floor = replace(floor, deviation=deviation, freedom=FEWEST, lenders=lenders)
+        return floor
+
+    def _pools(self, metric: str) -> Mapping[FloorGroup, "_Pool"]:
+        """Return what is known of each group, and of those that lend."""
         if metric not in self._pooled:
-            pooled = self._own_scatters(metric)
-            for (of_group, name), scatter in self._of_other_studies.items():
+            pools: dict[FloorGroup, _Pool] = defaultdict(_Pool)
+            scatters = list(self._own_scatters(metric).items())
+            for (group, name), scatter in self._of_other_studies.items():
                 if name == metric:
-                    pooled[of_group] += scatter
-            for of_group, scatter in list(pooled.items()):
-                pooled[of_group.of_any_size] += scatter
-            self._pooled[metric] = pooled
-        for candidate in (group, group.of_any_size):
-            scatter = self._pooled[metric].get(candidate, Scatter())
-            # Runs equal to the last digit say nothing.
-            if scatter.freedom >= FEWEST and scatter.squares > 0:
-                deviation = math.sqrt(scatter.squares / scatter.freedom)
-                return Floor(deviation, scatter.freedom, scatter.runs, f"{metric} {candidate}")
-        return None
+                    scatters.append((group, scatter))
+            for group, scatter in scatters:
+                for pool in dict.fromkeys((group, *group.wider)):
+                    pools[pool].scatter += scatter
+                    if scatter.freedom:
+                        pools[pool].lenders[group] = None
+            self._pooled[metric] = pools
+        return self._pooled[metric]
 
     def own(self) -> Scatters:
         """Return what the study's own runs showed, for every metric that can have a floor."""
         names: set[str] = set()
-        for _, records in self._cells:
+        for records in self._cells.values():
             for record in records:
                 names |= record.metrics.keys()
         scatters = {}
@@ -140,23 +191,54 @@ class NoiseFloors:
 
     def _own_scatters(self, metric: str) -> dict[FloorGroup, Scatter]:
         """Return the scatter of one metric over runs of one cell, where at least two have it."""
-        signed = metrics.metric(metric).signed
         scatters: dict[FloorGroup, Scatter] = defaultdict(Scatter)
-        for group, records in self._cells:
-            values = []
-            for record in records:
-                value = record.metrics.get(metric, math.nan)
-                if signed and math.isfinite(value):
-                    values.append(value)
-                elif 0 < value < math.inf:
-                    values.append(math.log(value))
-            scatter = Scatter()
-            if len(values) > 1:
-                mean = math.fsum(values) / len(values)
-                squares = math.fsum((value - mean) ** 2 for value in values)
-                scatter = Scatter(len(values), len(values) - 1, squares)
-            scatters[group] += scatter
+        for records in {id(records): records for records in self._cells.values()}.values():
+            steady = [record for record in records if not is_suspect(record)]
+            if len(steady) > 1:
+                scatters[group_of(steady[0])] += scatter_of(steady, metric)
         return scatters
+
+
+@dataclass
+class _Pool:
+    """The scatter of a group, or of several that lend."""
+
+    scatter: Scatter = field(default_factory=Scatter)
+    lenders: dict[FloorGroup, None] = field(default_factory=dict)  # groups with repeated cells
+
+
+def is_suspect(record: Record) -> bool:
+    """Return whether a check cast doubt on a record."""
+    return record.validity.verdict == SUSPECT
+
+
+def scatter_of(records: Sequence[Record], metric: str) -> Scatter:
+    """Return the scatter of a metric over the runs of one cell."""
+    signed, values = metrics.metric(metric).signed, []
+    for record in records:
+        value = record.metrics.get(metric, math.nan)
+        if signed and math.isfinite(value):
+            values.append(value)
+        elif 0 < value < math.inf:
+            values.append(math.log(value))
+    if len(values) < 2:
+        return Scatter()
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return Scatter(len(values), len(values) - 1, squares)
+
+
+def _least_deviation(records: Sequence[Record], metric: str) -> float:
+    """Return the standard deviation that the runs of a cell show, inside them or between them."""
+    own, signed = scatter_of(records, metric), metrics.metric(metric).signed
+    least = math.sqrt(own.squares / max(1, own.freedom))
+    for record in records:
+        ends = metrics.interval(metric, record.within_run)
+        if ends is not None and signed:
+            least = max(least, (ends[1] - ends[0]) / 2 / SIGMA_AT_95)
+        elif ends is not None and 0 < ends[0] <= ends[1] < math.inf:
+            least = max(least, math.log(ends[1] / ends[0]) / 2 / SIGMA_AT_95)
+    return least
 
 
 def has_floor(metric: str) -> bool:
@@ -182,13 +264,14 @@ def group_of(record: Record) -> FloorGroup:
 
 def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
     """Return the group of a cell on one machine."""
-    model = cell.model.name
+    model, strategy = cell.model.name, str(cell.strategy["name"])
     if not cell.trains:
+        strategy = ANY_STRATEGY
         model = json.dumps(cell.benchmark, sort_keys=True, default=str)
     if cell.data:  # it scatters as its loader does
         model = f"{model} with data={cell.data['name']}"
     request = (cell.device, model, cell.batch_size, cell.precision, cell.optimize, cell.world_size)
-    return FloorGroup(host, gpus, *request)
+    return FloorGroup(host, gpus, strategy, *request)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from analysis.study.intervals import Estimate, interval
-from analysis.study.noise_floor import Floor, FloorGroup, NoiseFloors, group_of
+from analysis.study.noise_floor import COST, Floor, FloorGroup, NoiseFloors, group_of, is_suspect
 from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
+from benchmarks.record import metrics as entries
 from conf.cell import Cell, Member
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Runs:
     @property
     def suspect(self) -> bool:
         """Whether a check cast doubt on one of the runs."""
-        return "suspect" in [record.validity.verdict for record in self.records]
+        return any(map(is_suspect, self.records))
 
     @functools.cached_property
     def rate(self) -> Rate:
@@ -123,14 +124,38 @@ class Runs:
 
     def floor(self, metric: str) -> Floor | None:
         """Return the noise floor of a metric; None where too few runs of equal cells are known."""
-        return self.floors.of(self.group, metric)
+        return self.floors.of(self.records[0], metric)
 
     def next_run(self, metric: str) -> Estimate | None:
-        """Return the median of a metric with the interval of the next run; None without it."""
+        """Return the median of a metric with the interval of the next run; None without it.
+
+        A cost without a floor has the interval inside its runs; one that may be 0 says nothing of a
+        suspect cell.
+        """
         values = self.values(metric)
         if not values:
             return None
-        return interval(values, metric, self.floor(metric))
+        estimate = interval(values, metric, self.floor(metric))
+        if metric != COST:
+            return estimate
+        if estimate.low is None or estimate.high is None:
+            estimate = self._inside_runs(metric, estimate.value)
+        may_be_0 = True
+        if estimate.low is not None and estimate.high is not None:
+            may_be_0 = estimate.low <= 0 <= estimate.high
+        return None if may_be_0 and self.suspect else estimate
+
+    def _inside_runs(self, metric: str, value: float) -> Estimate:
+        """Return a value with the widest interval inside its runs."""
+        below, above = [], []
+        for record in self.records:
+            ends = entries.interval(metric, record.within_run)
+            if ends is not None:
+                below.append(record.metrics[metric] - ends[0])
+                above.append(ends[1] - record.metrics[metric])
+        if not below:
+            return Estimate(value)
+        return Estimate(value, value - max(below), value + max(above))
 
     def difference(self, metric: str) -> "Sample | None":
         """Return the median of a metric that may be 0 or less, as a sample with the noise floor."""

@@ -205,7 +205,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         Column("first", "first cell", lambda pair: names[pair.first]),
         Column("second", "second cell", lambda pair: names[pair.second]),
         Column("asked", "differ in", "asked"),
-        Column("rate", "rate", "rate", shown=len(findings.noises) > 1),
+        Column("rate", "rate", "rate", shown=len(study.rates) > 1),
         Column("first_runs", "runs of the first", lambda pair: pair.runs[0], "count"),
         Column("second_runs", "runs of the second", lambda pair: pair.runs[1], "count"),
         Column("difference", "difference", "difference", "change", True),
@@ -214,7 +214,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         Column("why", "note", "why"),
     )
     table = Table.of("comparisons", caption, columns, pairs)
-    figures = tuple(_comparison_figure(pairs, findings.noises, names))
+    figures = tuple(_comparison_figure(pairs, names))
     lines = list(map(single_line, lines))
     return Section("comparisons", "Which differences are real", tuple(lines), figures, (table,))
 
@@ -231,20 +231,40 @@ def _comparison_lines(study: Study, findings: Findings) -> list[str]:
             if rate.name in rates:
                 metrics.append(f"{rate.name} ({metric})")
         lines.append(f"Compared: {join_words(metrics)}; more is faster.")
-    for noise in findings.noises:
-        in_rate = f" in {noise.rate}" if len(findings.noises) > 1 else ""
-        if noise.floor is not None:
-            lines.append(
-                f"The noise floor{in_rate} is {number(noise.floor, 'share')}: 19 of 20 pairs of "
-                f"single runs of equal cells differ by less ({count(noise.pairs, 'pair')} of runs "
-                "measured)."
-            )
-        if noise.drift is not None:
+    for name in dict.fromkeys(noise.rate for noise in findings.noises):
+        of_rate = [noise for noise in findings.noises if noise.rate == name]
+        in_rate = f" in {name}" if len(study.rates) > 1 else ""
+        lines += _noise_lines(of_rate, in_rate)
+        if of_rate[0].drift is not None:
             lines.append(
                 "The first cell ran once more at the end: its rate changed by "
-                f"{number(noise.drift, 'change')}{in_rate}."
+                f"{number(of_rate[0].drift, 'change')}{in_rate}."
             )
     return lines
+
+
+def _noise_lines(noises: Sequence[Noise], in_rate: str) -> Iterator[str]:
+    """Yield the noise floor of groups of cells and the runs that it rests on."""
+    known = [noise for noise in noises if noise.floor is not None]
+    if not known:
+        return
+    known.sort(key=lambda noise: noise.floor or 0.0)
+    size = number(known[0].floor, "share")
+    if len(known) > 1:
+        least, most = known[0], known[-1]
+        size = f"{size} ({least.group}) to {number(most.floor, 'share')} ({most.group})"
+    cells: list[str] = []
+    lenders = []
+    for noise in known:
+        cells += noise.cells
+        if noise.lent_by:
+            lenders.append(f"{noise.group or 'these cells'} by {noise.lent_by}")
+    yield (
+        f"The noise floor{in_rate} is {size}: 19 of 20 pairs of single runs of equal cells differ "
+        f"by less, from the runs of {join_words(cells, 3) or 'other studies'}."
+    )
+    if lenders:
+        yield f"Lent, and so without a verdict: {join_words(lenders, 3)}."
 
 
 def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
@@ -301,9 +321,7 @@ def _own_and_shared(first: str, second: str) -> tuple[list[str], list[str]]:
     return own, shared
 
 
-def _comparison_figure(
-    pairs: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
-) -> Iterator[Figure]:
+def _comparison_figure(pairs: Sequence[Comparison], names: Mapping[str, str]) -> Iterator[Figure]:
     """Yield differences with intervals, largest first, over the noise floor."""
     judged = [pair for pair in pairs if pair.verdict]
     judged.sort(key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))
@@ -311,7 +329,6 @@ def _comparison_figure(
     if not shown:
         return
     rates = {pair.rate for pair in shown}
-    floors = {noise.rate: noise.floor or 0.0 for noise in noises}
     rows, band = [], ""
     for pair in shown:
         size = number(pair.difference.value, "change")
@@ -320,7 +337,7 @@ def _comparison_figure(
         own, shared = _own_and_shared(names[pair.first], names[pair.second])
         label = BETWEEN.join([f"{own[1]} against {own[0]}", *shared])
         look = VERDICT_LOOKS.get(pair.verdict, (GREY, "o"))
-        floor = floors.get(pair.rate, 0.0)
+        floor = pair.floor or 0.0
         rows.append(DotRow(label, size, pair.difference, *look, floor))
         if floor:
             band = "; band: how far equal cells of this study differ"
@@ -353,6 +370,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
                 continue
             width = half_width(floor, 1)
             row: dict[str, Value] = {
+                "strategy": group.strategy,
                 "model": named(runs.records[0], "model" if runs.cell.trains else "benchmark"),
                 "batch_size": group.batch_size or None,
                 "precision": group.precision,
@@ -361,6 +379,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
                 "metric": single_line(entry.title),
                 "runs": floor.runs,
                 "freedom": floor.freedom,
+                "lent_by": floor.lent_by,
             }
             if entry.signed:
                 row |= {"half": width, "unit": entry.unit}
@@ -371,10 +390,10 @@ def noise(study: Study, findings: Findings) -> Section | None:
         return None
     table = Table.of(
         "noise_floor",
-        "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells "
-        "here.",
+        "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells: "
+        "those of the same group, or lent by others.",
         (
-            *columns_of(model="model"),
+            *columns_of(strategy="strategy", model="model"),
             *columns_of("count", batch_size="batch"),
             *columns_of(precision="precision", optimize="optimize"),
             *columns_of("count", world_size="GPUs"),
@@ -383,10 +402,18 @@ def noise(study: Study, findings: Findings) -> Section | None:
             *columns_of("number", half="± in its unit"),
             *columns_of(unit="unit"),
             *columns_of("count", runs="runs", freedom="degrees of freedom"),
+            *columns_of(lent_by="lent by"),
         ),
         rows,
     )
-    return Section("noise", "The noise floor", tables=(table,))
+    lines = []
+    for run in findings.noisy:
+        inside, between = number(run.inside, "share"), number(run.floor, "share")
+        lines.append(
+            f"{single_line(run.name, 120)} is noisier inside (±{inside}) than equal runs are, and "
+            f"than they differ (±{between})."
+        )
+    return Section("noise", "The noise floor", tuple(first_lines(lines)), tables=(table,))
 
 
 # ---- Cells of several studies --------------------------------------------------------------------
