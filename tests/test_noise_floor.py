@@ -88,7 +88,7 @@ def test_the_next_run_is_held_as_often_as_the_interval_says(runs, degrees):
 
 
 def test_on_real_gpus_the_interval_holds_a_run_that_it_has_not_seen():
-    """The table of `python -m tests.coverage equal_cells`; the interval inside a process holds 17 % of the rates."""
+    """The table of `python -m tests.coverage_equal_cells`; the interval inside a process holds 17 % of the rates."""
     rows = coverage_equal_cells.held()
     rates = {strategy: row for (metric, strategy), row in rows.items() if metric == RATE}
     assert len(rates) == 8 and sum(of for _, of, _ in rates.values()) >= 120
