@@ -18,7 +18,7 @@ from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
 STUDIES = sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir())
-TEXTS = ("label", "setting", "first", "second", "asked", "refusals", "unsaid", "why")
+TEXTS = ("label", "setting", "first", "second", "asked", "refusals", "unsaid", "why", "cells")
 
 
 def simulated_gain(factor):
