@@ -52,7 +52,9 @@ def test_what_differs_comes_first_and_then_the_sections_of_one_study(written):
     facts = {row["fact"]: (row["study_1"], row["study_2"]) for row in rows(written, "differs")}
     assert facts["GPUs"] == ("2 × NVIDIA H200", "4 × NVIDIA H200") and "driver" not in facts
     finding = text[text.index("## The finding") : text.index("## The studies")]
-    compared = "4 × H200 on vm against 2 × H200 on vm, 4 cells: slower in 3, no difference seen in 1."
+    compared = (
+        "4 × H200 on vm against 2 × H200 on vm, 4 cells: slower in 3, no difference seen in 1."
+    )
     assert f"{compared} They were not measured in turn" in finding
     cells = rows(written, "cells-1")
     assert {row["runs"] for row in cells} == {"3, 3"}
