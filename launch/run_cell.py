@@ -15,8 +15,8 @@ from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.schema import Config
-from launch.engines.engine import CellEngine
-from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables, scrubbed
+from launch.engines.engine import CellEngine, Job
+from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables
 from launch.nsys import Nsys
 from launch.plan.order import PlannedCell
 from launch.study.live_forecasts import NONE, Forecasts
@@ -57,8 +57,7 @@ class CellRunner:
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
         caches = compile_cache_variables(cell, self.study.folder.parent, self.here.surrounding)
-        variables = {**self.here.variables(cell, folder, token), **caches}
-        environment = self.here.facts(cell, variables)
+        environment = self.here.facts(cell, folder, caches)
         predicted = self.forecasts.before(cell, environment, study_records)
         details = {
             "study": self.study.name,
@@ -70,7 +69,7 @@ class CellRunner:
         if predicted:
             details["predicted"] = predicted
         attempt = self.study.begin(cell, token, details)
-        outcome = self._run(cell, folder, variables, progress, sampled=self.config.sample_gpus)
+        outcome = self._run(cell, folder, token, caches, progress, sampled=self.config.sample_gpus)
         ended_at = now()
         if outcome.unkillable_pids:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
@@ -84,7 +83,7 @@ class CellRunner:
         exchanges = cell.device == "cuda" and cell.world_size > 1 and cell.trains
         if outcome.state == "finished" and wants_tuning and exchanges:
             with self.study.timed_step(token, "tuning pass"):
-                self._tuning_pass(cell, folder, variables)
+                self._tuning_pass(cell, folder, token, caches)
         try:
             record = assemble(
                 folder,
@@ -102,7 +101,7 @@ class CellRunner:
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             with self.study.timed_step(token, "profiled pass"):
-                record = self._profiled(record, folder, variables, progress)
+                record = self._profiled(record, folder, token, caches, progress)
         record = judged(record, self.config.validity)
         self.study.end(attempt, record)
         return record
@@ -111,24 +110,19 @@ class CellRunner:
         self,
         cell: Cell,
         folder: CellFolder,
-        variables: Mapping[str, str],
+        token: str,
+        added: Mapping[str, str],
         progress: Callable[[Watch], None],
         profiler: Sequence[str] = (),
         sampled: bool = False,
     ) -> Outcome:
         limits, before = self.config.engine, ResourceSnapshot.take()
+
+        def start() -> Job:
+            return self.engine.start(cell, folder, token, added, profiler, sampled)
+
         try:
-            outcome = supervise.run(
-                cell,
-                folder,
-                variables,
-                self.engine,
-                limits,
-                self.stopping,
-                progress,
-                profiler,
-                sampled,
-            )
+            outcome = supervise.run(cell, folder, start, limits, self.stopping, progress)
         except OSError as error:  # the agent could not be started, or the disk is full
             failure = Failure("start", None, f"the cell could not be run: {because(error)}")
             return Outcome("failed", failure, [])
@@ -136,18 +130,17 @@ class CellRunner:
             return outcome
         return dataclasses.replace(outcome, failure=before.explain(outcome.failure, folder.path))
 
-    def _tuning_pass(self, cell: Cell, folder: CellFolder, variables: Mapping[str, str]) -> None:
+    def _tuning_pass(
+        self, cell: Cell, folder: CellFolder, token: str, caches: Mapping[str, str]
+    ) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure costs no number."""
         try:
             inside = prepare(folder.tuning, cell.untimed_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return
-        logged = {
-            "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
-            "NCCL_DEBUG_FILE": inside.nccl_log_pattern,
-        }
-        outcome = self._run(cell, inside, {**variables, **logged}, lambda watch: None)
+        added = {**caches, "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING"}
+        outcome = self._run(cell, inside, token, added, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 
@@ -155,19 +148,15 @@ class CellRunner:
         self,
         record: Record,
         folder: CellFolder,
-        variables: Mapping[str, str],
+        token: str,
+        caches: Mapping[str, str],
         progress: Callable[[Watch], None],
     ) -> Record:
         """Return the record with what the profiled pass gave; as it is if the user stopped it."""
         from launch.profiled_pass import profiled  # with numpy, which a plan does not need
 
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
-            own = dict(variables)
-            if command:
-                own = scrubbed(variables)  # the report of nsys contains its environment
-            if untimed.device == "cuda":
-                own["NCCL_DEBUG_FILE"] = inside.nccl_log_pattern
-            return self._run(untimed, inside, own, progress, command)
+            return self._run(untimed, inside, token, caches, progress, command)
 
         trace = profiled(record.cell, folder, self.nsys, run)
         if trace.finding.severity == "unchecked":

@@ -15,10 +15,12 @@ from omegaconf import OmegaConf
 
 from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks import record as records
+from benchmarks.agent.processes import merged
 from benchmarks.record import CellFolder, Failure, Record, Validity, metrics
 from conf import groups
 from conf.cell import Cell, Network, Optimizer
 from conf.resolve import checked, resolve
+from launch.engines.environment import cell_variables
 from launch.machine.facts import RECORDED
 from launch.machine.fleet import Fleet, Host
 from launch.study.study_folder import ProcessIdentity, Sweep
@@ -432,3 +434,8 @@ def interface(name, *addresses, mbit_per_s=1000, loopback=False, inner=False):
 def fleet(**changes_of):
     """A fleet of the hosts of these names, each with its changes."""
     return Fleet(tuple(host(name, **changes) for name, changes in changes_of.items()))
+
+
+def environment(cell, machine, folder, token, surrounding):
+    """The environment of a cell's processes on a machine with such variables around the launcher."""
+    return merged(cell_variables(cell, machine, folder, token), surrounding)

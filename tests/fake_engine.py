@@ -45,7 +45,7 @@ class FakeEngine:
         self.steps, self.survivors, self.pause_s = list(steps), list(survivors), pause_s
         self.clock, self.jobs = FakeClock(), []
 
-    def start(self, cell, folder, environment, profiler=(), sampled=False):
+    def start(self, cell, folder, token, added=None, profiler=(), sampled=False):
         self.jobs.append(FakeJob(self, folder, cell))
         return self.jobs[-1]
 
@@ -105,7 +105,13 @@ def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, **l
     cell = make_cell(tuple(range(ranks)), strategy)
     began, asked = engine.clock.now, Engine(**LIMITS | limits)
     outcome = supervise.run(
-        cell, folder, {}, engine, asked, stopping, lambda watch: None, clock=engine.clock
+        cell,
+        folder,
+        lambda: engine.start(cell, folder, "t"),
+        asked,
+        stopping,
+        lambda watch: None,
+        clock=engine.clock,
     )
     return outcome, engine.jobs[0], engine.clock.now - began
 

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import errno
+import functools
 import json
 import os
 import signal
@@ -27,7 +28,6 @@ from conf.host import NO_TOKEN, TOKEN
 from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
 from launch.engines.agent_channel import AgentGone, Channel, RemoteHost
-from launch.engines.environment import environment
 from launch.engines.hosts import CellOnHost, HostsEngine
 from launch.engines.local import LocalEngine, ServedJob
 from launch.machine.devices import Machine
@@ -47,12 +47,12 @@ def engine():
     local.close()
 
 
-def run(engine, folder, stopping=lambda: False, around=AROUND, **options):
+def run(engine, folder, stopping=lambda: False, added=None, **options):
     """Run a cell of one worker: (outcome, its folder)."""
     cell, token = make_cell(gpus=(0,), max_seconds=0.05, **options), uuid.uuid4().hex
     inside = prepare(CellFolder(folder), cell)
-    variables = environment(cell, HERE, inside, token, around)
-    outcome = supervise.run(cell, inside, variables, engine, Engine(), stopping, lambda watch: None)
+    start = functools.partial(engine.start, cell, inside, token, added or {})
+    outcome = supervise.run(cell, inside, start, Engine(), stopping, lambda watch: None)
     assert processes.of(token) == []
     return outcome, inside
 
@@ -88,8 +88,8 @@ def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(eng
     assert (outcome.state, outcome.failure.cause) == ("failed", "killed")
     assert outcome.failure.message == "the agent ended by SIGKILL before any rank failed"
     # The ranks start anew where torch has read a variable that a cell needs otherwise.
-    around = {**AROUND, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    outcome, folder = run(engine, tmp_path / "after", around=around)
+    added = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    outcome, folder = run(engine, tmp_path / "after", added=added)
     assert outcome.state == "finished" and engine._agent.pid != pids[0]
     assert started(folder)["started"] == "exec"
     assert "TORCH_CPP_LOG_LEVEL must be set before torch is" in folder.agent_log.read_text()
@@ -98,7 +98,7 @@ def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(eng
 def test_the_end_of_its_input_ends_an_agent_and_its_cell(engine, tmp_path):
     cell, token = make_cell(gpus=(0,), min_seconds=60), uuid.uuid4().hex
     folder = prepare(CellFolder(tmp_path), cell)
-    engine.start(cell, folder, environment(cell, HERE, folder, token, AROUND))
+    engine.start(cell, folder, token, {})
     until(folder.rank_lines(0).exists, 60)
     before = time.monotonic()
     engine.close()
@@ -331,7 +331,7 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     engine = HostsEngine(Engine(), {})
     engine._hosts = hosts
     cell = dataclasses.replace(make_cell(gpus=(0,)), hosts=("a", "b"))
-    job = engine.start(cell, CellFolder(tmp_path), {TOKEN: "t"})
+    job = engine.start(cell, CellFolder(tmp_path), "t", {})
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1
     assert job.lost().sentence == "host b is lost: its agent is gone, it ended with status 137"
@@ -346,7 +346,7 @@ def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeyp
     local = LocalEngine(HERE, AROUND, "auto", 1.0)
     local.open(make_cell())  # an error here ended the sweep
     with pytest.raises(OSError, match="Too many open files"):
-        local.start(make_cell(), CellFolder(tmp_path), {TOKEN: "t"})
+        local.start(make_cell(), CellFolder(tmp_path), "t", {})
 
 
 def test_no_beat_waits_for_a_lost_host(monkeypatch):

@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from build import make_cell
+from build import environment, make_cell
 from simulate import Simulator
 
 from analysis.findings.baselines import Baselines
@@ -14,7 +14,7 @@ from analysis.study.provenance import INHERITED, inherited
 from analysis.study.study import Study
 from benchmarks import record as records
 from benchmarks.record import Record
-from launch.engines.environment import environment, inherited_names
+from launch.engines.environment import inherited_names
 from launch.machine import facts
 from launch.machine.devices import Device, Machine
 

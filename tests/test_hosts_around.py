@@ -18,6 +18,7 @@ from launch.study.study_folder import StudyFolder, find_finished
 
 REAL = records.read_study(Path(__file__).parent / "data" / "h200_x2" / "eager_a")[0][0]
 CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))
+FOLDER = CellFolder(Path("{cell}"))
 TOPOLOGY = {"facts.topology": "GPU0 GPU1\n", "facts.links": {"0-1": "NV18"}}
 OF_A = {**WITH_GPUS, **TOPOLOGY, "facts.host": "n1"}
 OF_B = {
@@ -40,7 +41,7 @@ def here(**changes):
         return cell_variables(
             cell,
             hosts[name].machine,
-            CellFolder(Path("{cell}")),
+            FOLDER,
             token,
             HostEnvironment(name, f"eth-{name}"),
         )
@@ -50,7 +51,7 @@ def here(**changes):
 
 def measured(around, **changes):
     """A record of the cell in these surroundings."""
-    environment = around.facts(CELL, {}) | {"versions": {"torch": "of the ranks"}}
+    environment = around.facts(CELL, FOLDER) | {"versions": {"torch": "of the ranks"}}
     made = dataclasses.replace(
         REAL,
         cell=CELL,
@@ -64,7 +65,7 @@ def measured(around, **changes):
 
 
 def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
-    environment = here().facts(CELL, {})
+    environment = here().facts(CELL, FOLDER)
     first, second = environment["hosts"]
     assert environment["host"] == first["host"] == "n1"
     assert second["host"] == "n2"
@@ -79,14 +80,8 @@ def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
     assert first["inherited"] == []
     assert (first["interface"], second["interface"]) == ("eth-a", "eth-b")
     assert first["interfaces"] and first["versions"]["torch"] and first["gpu"] != second["gpu"]
-    other = here(**{"facts.topology": "GPU0\n"}).facts(CELL, {})["hosts"]
+    other = here(**{"facts.topology": "GPU0\n"}).facts(CELL, FOLDER)["hosts"]
     assert "topology" not in other[0] and other[1]["topology"] == "GPU0\n"
-
-
-def test_the_variables_of_a_cell_are_those_of_its_first_host():
-    found = here().variables(CELL, CellFolder(Path("x")), "t")
-    assert found["RINGSIDE_TOKEN"] == "t" and found["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
-    assert found["NCCL_SOCKET_IFNAME"] == "=eth-a" and "NCCL_ALGO" not in found
 
 
 CHANGES = [

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build import environment
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -21,7 +22,6 @@ from conf import schema
 from conf.command_line import normalise
 from conf.host import usable_cores
 from conf.options import Refused
-from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
 from launch.plan.order import PlannedCell, choose_replicates, known_freedom, ordered
 from launch.plan.plan import Request, plan

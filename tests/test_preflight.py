@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from build import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface, make_cell
+from build import GPUS, ROOT, WITH_GPUS, described, environment, fleet, host, interface, make_cell
 
 from benchmarks.agent import network as probe
 from benchmarks.agent.network import ProbeListeners, interfaces, try_connect
@@ -24,7 +24,6 @@ from launch.engines.environment import (
     NCCL_SUBSYSTEMS,
     HostEnvironment,
     cell_variables,
-    environment,
     inherited_names,
 )
 from launch.engines.rendezvous import candidates, choose

@@ -31,9 +31,9 @@ from conf.cell import Cell
 from conf.groups import options
 from conf.options import Refused
 from conf.schema import Engine
-from launch.engines.environment import environment, scrubbed
+from launch.engines.environment import scrubbed
 from launch.engines.local import LocalEngine
-from launch.machine.devices import Machine
+from launch.machine.devices import Device, Machine
 from launch.nsys import Nsys, find
 from launch.profiled_pass import checked
 from launch.run_cell import CellRunner
@@ -78,17 +78,16 @@ def fake(folder, *lines):
 def one_pass(tmp_path, nsys, device="cpu", **engine):
     """The profiled pass of a cell in an empty folder: its finding, and the record with the pass."""
     cell = dataclasses.replace(make_cell(), profiler="nsys", profiler_options=OPTIONS)
-    machine = Machine("cpu", (), (0, 1), 2)
+    machine = Machine("cpu", (Device(0, "GPU-0"), Device(1, "GPU-1")), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     surrounding, notes = {**os.environ, **PLANTED, **KEPT}, []
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
     here = RunEnvironment(machine, {})
     runner = CellRunner(config, here, None, None, local, nsys, lambda: False, notes.append)
     folder = CellFolder(tmp_path)
-    variables = environment(cell, machine, folder, TOKEN, surrounding)
     on_device = dataclasses.replace(cell, device=device)
     record = make_record(cell=on_device, metrics={}, tables={}, effective={})
-    traced = runner._profiled(record, folder, variables, lambda watch: None)
+    traced = runner._profiled(record, folder, TOKEN, {}, lambda watch: None)
     local.close()
     assert processes.of(TOKEN) == []
     (finding,) = traced.effective["findings"]

@@ -1,6 +1,7 @@
 """Where parameter servers run, and which requests for them are refused on a machine with GPUs."""
 
 import pytest
+from build import environment
 from hydra import compose
 from omegaconf import OmegaConf
 
@@ -8,7 +9,7 @@ from benchmarks.record import CellFolder
 from conf.command_line import normalise
 from conf.options import Refused
 from conf.resolve import checked, resolve, server_gpus
-from launch.engines.environment import cell_process_command, environment
+from launch.engines.environment import cell_process_command
 from launch.machine.devices import Device, Machine
 
 EVERYONE = (0, 1, 2, 3)

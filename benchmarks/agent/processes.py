@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,10 @@ class Variables:
     def to_dict(self) -> dict[str, Any]:
         """Return them as plain JSON types."""
         return {"set": dict(self.set), "defaults": dict(self.defaults), "remove": list(self.remove)}
+
+    def with_set(self, added: Mapping[str, str]) -> "Variables":
+        """Return them with further ones that are set."""
+        return replace(self, set={**self.set, **added})
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Variables":

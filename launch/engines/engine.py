@@ -57,13 +57,15 @@ class CellEngine(Protocol):
         self,
         cell: Cell,
         folder: CellFolder,
-        environment: Mapping[str, str],
+        token: str,
+        added: Mapping[str, str],
         profiler: Sequence[str] = (),
         sampled: bool = False,
     ) -> Job:
         """Start the processes of a cell in its prepared folder, under a profiler if one is given.
 
-        `sampled` has the machine sampled around them. Raises OSError: they cannot be started.
+        They carry `token`, and have the variables that the cell asks for, and `added`. `sampled`
+        has the machine sampled around them. Raises OSError: they cannot be started.
         """
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.agent.processes import Variables, merged
+from benchmarks.agent.processes import Variables
 from benchmarks.record import CellFolder, safe_files
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.cell import CONNECTIONS, MOST_CONNECTIONS, Cell
@@ -71,13 +71,6 @@ def common_variables(machine: Machine) -> dict[str, str]:
         variables["OMP_NUM_THREADS"] = str(machine.threads)
         variables["CUDA_VISIBLE_DEVICES"] = ""
     return variables
-
-
-def environment(
-    cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment of a cell's processes on this machine."""
-    return merged(cell_variables(cell, machine, folder, token), surrounding)
 
 
 @dataclass(frozen=True)

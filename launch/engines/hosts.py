@@ -18,7 +18,6 @@ from benchmarks.record import CellFolder, safe_files, write_json
 from benchmarks.record.encoding import decoded
 from conf import schema
 from conf.cell import Cell
-from conf.host import TOKEN
 from launch.engines.agent_channel import (
     AgentGone,
     Channel,
@@ -107,29 +106,23 @@ class HostsEngine:
         self,
         cell: Cell,
         folder: CellFolder,
-        environment: Mapping[str, str],
+        token: str,
+        added: Mapping[str, str],
         profiler: Sequence[str] = (),
         sampled: bool = False,
     ) -> "HostsJob":
-        """Start the processes of a cell on its hosts; they end with it.
-
-        Of `environment` the token counts, and what NCCL logs: each host has its own.
-        """
-        token = environment[TOKEN]
+        """Start the processes of a cell on its hosts; they end with it."""
         parts = []
         for number, name in enumerate(cell.every_host):
             parts.append(CellOnHost(self._hosts[name], number, token, folder))
         job = HostsJob(cell, token, parts, self._limits.lost_after_s)
         for part in parts:  # before anything can be wrong: each says that it has stopped
             part.host.channel.listen(part.take)
-        logged = {}
-        if "NCCL_DEBUG_SUBSYS" in environment:
-            logged["NCCL_DEBUG_SUBSYS"] = environment["NCCL_DEBUG_SUBSYS"]
         try:
             with contextlib.suppress(AgentGone):  # the job says which host is lost
                 for part in parts:
                     part.host.set_clock(self._limits.lost_after_s)
-                self._run(cell, token, folder, logged, sampled, parts)
+                self._run(cell, token, folder, added, sampled, parts)
         except OSError:
             job.stop(0.0)
             raise
@@ -140,7 +133,7 @@ class HostsEngine:
         cell: Cell,
         token: str,
         folder: CellFolder,
-        logged: Mapping[str, str],
+        added: Mapping[str, str],
         sampled: bool,
         parts: Sequence["CellOnHost"],
     ) -> None:
@@ -151,8 +144,7 @@ class HostsEngine:
             meeting["address"] = rendezvous.address
         for part in parts:
             host = self._fleet[part.host.name]
-            variables = self.variables(cell, host.name, token).to_dict()
-            variables["set"] |= {**logged, **part.host.clock}
+            variables = self.variables(cell, host.name, token)
             uuids = None
             if sampled:
                 uuids = host.machine.uuids(cell.gpus) if part.number < len(cell.hosts) else []
@@ -166,7 +158,7 @@ class HostsEngine:
                 folder=None,
                 files={"cell.json": folder.cell.read_text(encoding="utf-8")},
                 asked=cell.to_dict(),
-                environment=variables,
+                environment=variables.with_set({**added, **part.host.clock}).to_dict(),
                 start=self._limits.start,
                 sampled=uuids,
                 numbers=numbers,

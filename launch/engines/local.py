@@ -17,7 +17,14 @@ from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from conf.host import NO_TOKEN, TOKEN
 from launch.engines.agent_channel import AGENT, AgentGone, Channel
-from launch.engines.environment import FOREIGN, ROOT, cell_process_command, common_variables
+from launch.engines.environment import (
+    FOREIGN,
+    ROOT,
+    cell_process_command,
+    cell_variables,
+    common_variables,
+    scrubbed,
+)
 from launch.machine.devices import Machine
 
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
@@ -35,9 +42,8 @@ class LocalEngine:
         profiler_grace_s: float,
     ) -> None:
         """`start_method` is `engine.start`; `profiler_grace_s` is for a report to be written."""
-        variables = common_variables(machine) | {TOKEN: NO_TOKEN}
-        self._environment = merged(Variables(variables, {}, FOREIGN), surrounding)
-        self._machine, self._start_method = machine, start_method
+        self._machine, self._surrounding = machine, surrounding
+        self._start_method = start_method
         self._profiler_grace_s = profiler_grace_s
         self._agent: Channel | None = None
 
@@ -49,8 +55,10 @@ class LocalEngine:
     def _begin(self, first: Cell) -> Channel:
         """Return the agent; start it where none lives. Raises OSError."""
         if self._agent is None or self._agent.ended() is not None:
+            variables = common_variables(self._machine) | {TOKEN: NO_TOKEN}
+            environment = merged(Variables(variables, {}, FOREIGN), self._surrounding)
             command = [sys.executable, *AGENT]
-            self._agent = Channel(command, processes.started_by_me(self._environment))
+            self._agent = Channel(command, processes.started_by_me(environment))
             with contextlib.suppress(AgentGone):  # it is told where a cell is started
                 self._agent.send(Command.PREPARE, asked=first.to_dict())
         return self._agent
@@ -59,42 +67,43 @@ class LocalEngine:
         self,
         cell: Cell,
         folder: CellFolder,
-        environment: Mapping[str, str],
+        token: str,
+        added: Mapping[str, str],
         profiler: Sequence[str] = (),
         sampled: bool = False,
     ) -> "ServedJob | ProfiledJob":
         """Start the processes of a cell. A profiler follows new programs, not forks."""
+        variables = cell_variables(cell, self._machine, folder, token).with_set(added)
         if profiler:
             command = [*profiler, *cell_process_command(folder, cell, "exec")]
-            return ProfiledJob(command, folder, environment, self._profiler_grace_s)
-        job = ServedJob(environment[TOKEN])
+            # The report of nsys contains its environment.
+            environment = scrubbed(merged(variables, self._surrounding))
+            return ProfiledJob(command, folder, token, environment, self._profiler_grace_s)
+        job = ServedJob(token)
         with contextlib.ExitStack() as sampling:
             if sampled:
                 uuids = self._machine.uuids(cell.gpus)
-                sampling.enter_context(Sampler(folder, uuids, environment[TOKEN]))
+                sampling.enter_context(Sampler(folder, uuids, token))
             try:
-                self._serve(job, cell, folder, environment)
+                self._serve(job, cell, folder, token, variables)
             except AgentGone:  # since the last cell; once more with a new one
                 self.close()
-                self._serve(job, cell, folder, environment)
+                self._serve(job, cell, folder, token, variables)
             job.at_end = sampling.pop_all()
         return job
 
     def _serve(
-        self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str]
+        self, job: "ServedJob", cell: Cell, folder: CellFolder, token: str, variables: Variables
     ) -> None:
         """Have the agent start the processes of a job. Raises AgentGone."""
         job.agent = self._begin(cell)
         job.agent.listen(job.take)
-        before = self._environment
-        changed = dict(sorted(environment.items() - before.items()))
-        removed = sorted(before.keys() - environment.keys())
         job.agent.send(
             Command.RUN,
-            cell=environment[TOKEN],
+            cell=token,
             folder=str(folder.path),
             asked=cell.to_dict(),
-            environment=Variables(changed, {}, removed).to_dict(),
+            environment=variables.to_dict(),
             numbers=list(range(len(cell.places))),
             start=self._start_method,
             meeting={},
@@ -208,10 +217,11 @@ class ProfiledJob(_LocalJob):
         self,
         command: Sequence[str],
         folder: CellFolder,
+        token: str,
         environment: Mapping[str, str],
         profiler_grace_s: float,
     ) -> None:
-        super().__init__(environment[TOKEN])
+        super().__init__(token)
         self._profiler_grace_s = profiler_grace_s
         with os.fdopen(safe_files.open_own(folder.agent_log), "ab") as log:
             self._process = subprocess.Popen(

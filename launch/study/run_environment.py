@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from analysis.study.provenance import (
@@ -31,7 +32,7 @@ from analysis.study.provenance import (
 from benchmarks.agent.processes import Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
-from launch.engines.environment import ROOT, environment, inherited_names
+from launch.engines.environment import ROOT, cell_variables, inherited_names
 from launch.machine import facts
 from launch.machine.devices import Machine, torch_version
 from launch.machine.fleet import Fleet
@@ -49,12 +50,15 @@ class RunEnvironment:
     machine: Machine
     surrounding: Mapping[str, str]  # the variables around the launcher
 
-    def variables(self, cell: Cell, folder: CellFolder, token: str) -> dict[str, str]:
-        """Return the environment of a cell's processes."""
-        return environment(cell, self.machine, folder, token, self.surrounding)
+    def facts(
+        self, cell: Cell, folder: CellFolder, added: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Return what a record says of its environment before any rank has started.
 
-    def facts(self, cell: Cell, variables: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a record says of its environment before any rank has started."""
+        `added` are variables beside those that the cell asks for.
+        """
+        asked = cell_variables(cell, self.machine, folder, "").with_set(added)
+        variables = merged(asked, self.surrounding)
         return {
             **facts.facts(),
             "variables": facts.recorded_variables(variables),
@@ -69,7 +73,7 @@ class RunEnvironment:
         What one of the two does not know counts as equal.
         """
         cell = record.cell
-        around = self.facts(cell, self.variables(cell, CellFolder(Path()), ""))
+        around = self.facts(cell, CellFolder(Path()))
         if len(around["planned_uuids"]) < len(cell.gpus):
             around["planned_uuids"] = []
         around["versions"] = {"python": platform.python_version(), "torch": torch_version()}
@@ -149,12 +153,9 @@ class HostsEnvironment(RunEnvironment):
     # What a cell asks for on a host of this name; the last is its token.
     cell_variables: Callable[[Cell, str, str], Variables]
 
-    def variables(self, cell: Cell, folder: CellFolder, token: str) -> dict[str, str]:
-        """Return the environment of a cell's processes on its first host."""
-        host = self.fleet[cell.hosts[0]]
-        return merged(self.cell_variables(cell, host.name, token), host.variables)
-
-    def facts(self, cell: Cell, variables: Mapping[str, str]) -> dict[str, Any]:
+    def facts(
+        self, cell: Cell, folder: CellFolder, added: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, Any]:
         """Return what a record says of its environment: that of each host."""
         entries = self._entries(cell)
         uuids: list[str] = []

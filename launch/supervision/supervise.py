@@ -6,7 +6,7 @@ A user may ask to stop: by Ctrl-C, or by SIGTERM, with which Slurm ends a job.
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from benchmarks.agent.processes import ENDED
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
-from launch.engines.engine import CellEngine, Job, Lost
+from launch.engines.engine import Job, Lost
 from launch.supervision.failure import End, ends, first_cause, with_log
 from launch.supervision.hang import STUCK, Hang, explain_hang, overdue
 from launch.supervision.watch import Watch, locate, log_bytes
@@ -43,27 +43,24 @@ class Outcome:
 def run(
     cell: Cell,
     folder: CellFolder,
-    environment: Mapping[str, str],
-    engine: CellEngine,
+    start: Callable[[], Job],
     limits: schema.Engine,
     stopping: Callable[[], bool],
     progress: Callable[[Watch], None],
-    profiler: Sequence[str] = (),
-    sampled: bool = False,
     clock: Any = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended.
 
-    `stopping` and `progress` are called often: true ends the cell as interrupted, and what the
-    ranks have reported is shown. `profiler` is the command that starts the agent, `sampled` has
-    the machine sampled, `clock` is the module `time` but in tests.
+    `start` starts the job. `stopping` and `progress` are called often: true ends the cell as
+    interrupted, and what the ranks have reported is shown. `clock` is the module `time` but in
+    tests.
 
     Raises:
         OSError: the job cannot be started.
     """
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     opened = clock.monotonic()
-    job = engine.start(cell, folder, environment, profiler, sampled)
+    job = start()
     failure: Failure | Hang | None = None
     lost: Lost | None = None
     vanished: dict[int, End] = {}
