@@ -17,6 +17,7 @@ from pathlib import Path
 
 import calibrating
 import measuring
+import planted_live
 import planted_ranks
 import torch
 import torch.distributed as dist
@@ -41,7 +42,12 @@ ROOT = Path(__file__).parent.parent
 ONE_HOST = Hosts(((0, 1),))
 CPU = torch.device("cpu")
 CASE_SECONDS = 40  # for a case to end, on a busy machine
-SECONDS = {"measuring": 100, "calibrating": 80, "planted": 80}  # of whole cells, several of them
+SECONDS = {
+    "measuring": 100,
+    "calibrating": 80,
+    "planted": 80,
+    "live": 120,
+}  # of whole cells, several of them
 
 
 class Network(nn.Module):
@@ -324,6 +330,7 @@ def of_case(rank, name, case, folder):
         "measuring": measuring.measure,
         "calibrating": calibrating.calibrate,
         "planted": planted_ranks.measure,
+        "live": planted_live.measure,
     }
     if name in whole:
         return whole[name](rank, folder)

@@ -113,6 +113,20 @@ def loaded(share):
     return lambda folder: sample_cpu(folder, lambda phase: share if phase == "timed" else 0.0)
 
 
+def loaded_reference(folder):
+    """Let references (`limits` in lines of then) take a second, as long as a CPU is judged by."""
+    for rank in (0, 1):
+        begun = [line for line in read_lines(folder.rank_lines(rank)) if "phase" in line]
+        (opened,) = [line["time"] for line in begun if line["phase"] == "limits"]
+
+        def later(line, opened=opened):
+            line["time"] += line["time"] > opened
+
+        edit_lines(folder, rank, later)
+    sample_gpus(folder, 2)
+    sample_cpu(folder, lambda phase: 0.5 if phase == "limits" else 0.0)
+
+
 def remove(*names):
     def plant(folder):
         for name in names:
@@ -491,7 +505,8 @@ SUSPECT = {
         "power cap on one rank only": sampled(capped),
     },
     "foreign_cpu": {
-        f"other programs load {share:.0%} of the cores": loaded(share) for share in (0.12, 0.2)
+        **{f"other programs load {share:.0%} of the cores": loaded(share) for share in (0.12, 0.2)},
+        "the reference is timed beside other programs": loaded_reference,
     },
     "faster_than_reference": {
         "the exchange was not awaited, 10 times too fast": exchange(0.1),

@@ -217,7 +217,7 @@ P2P = {
 # test_told
 TOLD = {"told": {"workers": 3}}
 
-TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating")}
+TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "live", "calibrating")}
 TRAINING["calibrating_alone"] = {"workers": 1}
 # Cases that run together where a whole module of tests asks for them.
 GROUPS = (

@@ -11,7 +11,7 @@ from analysis.report.sections import conditions_section
 from analysis.study.study import Study
 from analysis.validity.checks import judge
 from benchmarks.record import CellFolder, Validity
-from benchmarks.training import correctness
+from benchmarks.training import correctness, step_facts
 from conf.schema import ValidityLimits
 from launch.tracking.mlflow_run import project
 
@@ -131,7 +131,7 @@ class Small:
 @pytest.mark.parametrize(("moves", "still"), [((), 1), (("large",), 0), (("tiny", "unused"), 1)])
 def test_weights_whose_gradient_is_too_small_need_not_move(moves, still):
     training = Small()
-    weights = correctness.Weights(training)
+    weights = step_facts.Weights(training)
     with torch.no_grad():
         for name in moves:
             training.network[name][2] += 1e-6

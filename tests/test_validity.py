@@ -14,6 +14,7 @@ from build import changed_cell, make_record
 from analysis.findings.baselines import Baselines
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
+from analysis.validity import results
 from analysis.validity.checks import CHECKS, judge, judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Validity
@@ -38,6 +39,7 @@ STEADY = {
     "gpu_windows": [{"grown_bytes": 0, "foreign_bytes": 0, "processes": 0, "busy_percent": 100.0}],
 }
 LIMITS = ValidityLimits()
+STEP_FACTS = [(part, fact) for part, nouns in results.STEP_FACTS.items() for fact in nouns]
 SEEN = {"nccl": {"settings": {}, "transports": {}}}  # NCCL's log was there, and nothing is wrong
 
 
@@ -55,6 +57,17 @@ def with_facts(record):
         "exchange_tolerance": 2.4e-7,
         "gradient_worst": {"array": "fc.bias", "error": 3e-8, "tolerance": 2.4e-7},
     }
+    facts["arithmetic"] |= {"images": record.cell.batch_size, "elements": 9, "evaluating": 0}
+    facts["arithmetic"] |= {"calls": 4, "passes": 4 * 53}
+    facts |= {"gradients_equal": True, "sent": {"collectives": 4, "bytes": 9, "order": "a"}}
+    gradient = {name: fact for name, fact in record.checks.items() if "gradient_" in name}
+    after = {"updates": 2, "steps": 2, **gradient, **copy.deepcopy(facts)}
+    steps = int(record.metrics.get("step/iterations", 0))
+    steps = record.cell.world_size * (steps + len(record.series.get(IMAGES_PER_SECOND, ())))
+    counted = {"steps": steps, "images": steps * record.cell.batch_size, "updates": steps}
+    counted |= {"collectives": 4 * steps, "passes": 53 * steps}
+    few = {"steps": 10, "images": 9, "updates": 10, "collectives": 40}
+    facts |= {"after": after, "counted": {"timed": counted, "warm-up": few}}
     metrics = record.metrics | {"comm/ideal_ratio": 0.9}
     checks = record.checks | STEADY | facts
     version = records.SCHEMA_VERSION
@@ -266,6 +279,8 @@ PLANTED = {
     "gradient_not_mean": [
         *(put("checks", gradient_error=error) for error in (1.0, NAN, INF)),
         *(put("checks.gradient_worst", error=error) for error in (2.5e-7, NAN)),
+        put("checks.after", gradient_error=1.0),
+        put("checks.after.gradient_worst", error=1.0),
     ],
     "bytes_miscounted": [
         lambda r: r.checks.update(exchanged_bytes=r.checks["exchanged_bytes"] - 4),
@@ -274,13 +289,28 @@ PLANTED = {
         scaled(GIB, BUSBW),
         scaled(2, BUSBW, MOVED),
     ],
-    "batches_not_distinct": [put("checks", batches_differ=False), put("checks", batches_in_turn=1)],
+    "batches_not_distinct": [
+        put("checks", batches_differ=False),
+        put("checks", batches_in_turn=1),
+        put("checks.after", batches_in_turn=1),
+    ],
     "precision_not_used": [
         put("checks.arithmetic", autocast=None),
         put("checks.arithmetic", autocast="float16"),
         put("checks.arithmetic", layers={"bfloat16": 51, "float32": 3}),
         put("checks.arithmetic", tf32=True),
+        put("checks.after.arithmetic", tf32=True),
     ],
+    "steps_changed": [
+        put("checks.counted.timed", passes=1),
+        put("checks.counted.timed", updates=1),
+        put("checks.counted.timed", collectives=1),
+        put("checks.arithmetic", evaluating=1),
+        put("checks.after", gradients_equal=False),
+        put("checks.after", updates=1),
+        *(put(f"checks.after.{part}", **{fact: 1}) for part, fact in STEP_FACTS),
+    ],
+    "samples_cut": [put("checks", equal_longest=3)],
     "not_compiled": [compiled(graphs=0, timed_graphs=0)],
     "compiled_while_timed": [compiled(graphs=5, timed_graphs=1)],
     "graph_differs": [
@@ -313,7 +343,11 @@ PLANTED = {
     ],
     "loss_not_finite": [put("checks", losses=losses) for losses in ([2.0, NAN], [-INF, 2.0])],
     "clocks_disagree": [put("checks", clock_disagreement=share) for share in (0.011, NAN)],
-    "images_miscounted": [miscounted, one_more_iteration],
+    "images_miscounted": [
+        miscounted,
+        one_more_iteration,
+        put("checks.counted.timed", images=1),
+    ],
     "efficiency_above_one": [metrics(scaling__efficiency=1.03)],
     "foreign_load": [
         samples(foreign_pids=[4711]),

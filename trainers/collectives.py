@@ -1,6 +1,8 @@
 """The groups of a cell's ranks, collectives of one bucket, and JSON that ranks exchange."""
 
+import contextlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,8 +63,9 @@ class HostGroups:
         self.inside, self.rail = dist.group.WORLD, None
         self._own: list[dist.ProcessGroup] = []
         if self.hosts > 1:
-            for members in (mine, [ranks[self.place] for ranks in hosts.ranks]):
-                group = dist.new_group(list(members), use_local_synchronization=True)
+            rail = [ranks[self.place] for ranks in hosts.ranks]
+            for name, members in (("inside", list(mine)), ("rail", rail)):
+                group = dist.new_group(members, use_local_synchronization=True, group_desc=name)
                 assert isinstance(group, dist.ProcessGroup)  # else this rank would be none of them
                 self._own.append(group)
             self.inside, self.rail = self._own
@@ -229,3 +232,13 @@ def _unpacked(message: Tensor, kind: type[Json], who: str) -> Json:
     if not isinstance(value, kind):
         raise ValueError(f"{who} tells a {type(value).__name__}; accepted is a {kind.__name__}")
     return value
+
+
+def begun(device: torch.device) -> Counter[str]:
+    """Return how many collectives of a device this rank has begun so far, by the group's name."""
+    counts: Counter[str] = Counter()
+    for group in dist.distributed_c10d._world.pg_map:
+        with contextlib.suppress(RuntimeError):  # a group without a backend of this device
+            backend = group._get_backend(device)
+            counts[group.group_desc] += backend._get_sequence_number_for_group()
+    return counts

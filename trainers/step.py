@@ -67,8 +67,10 @@ class Training:
             self.batches = LoadedBatches(cell, device, rank)
         else:
             self.batches = synthetic(cell, device, rank, self.network)
-        self.images = 0  # samples, counted from the batches, never computed
+        self.images = 0  # samples, counted where they enter the model, never computed
         self.tokens = 0
+        self.updates = 0  # steps of the optimizer; a strategy may update weights without it
+        self.optimizer.register_step_post_hook(self._count_update)
         self.loss: Tensor | None = None  # of the last step, on the device
         # Opens a profiler's range around each stage of a step: forward, backward, exchange,
         # optimizer.
@@ -83,9 +85,7 @@ class Training:
 
         Leaves the gradients in place. Never a replay of a graph.
         """
-        batch = batch or next(self.batches)
-        self._backward(batch)
-        self._count(batch)
+        self._backward(batch or next(self.batches))
 
     def step(self, batch: Batch | None = None) -> None:
         """Run one training step on the next batch, or on the one given.
@@ -95,12 +95,12 @@ class Training:
         batch = batch or next(self.batches)
         if self.graphs:
             self.loss = self.graphs(batch, self._exchanges)
+            self._count(batch)
         else:
             self.uncaptured_step(batch)
-        self._count(batch)
 
     def uncaptured_step(self, batch: Batch) -> Tensor:
-        """Run one training step, kernel by kernel. Return its loss. Counts nothing."""
+        """Run one training step, kernel by kernel. Return its loss."""
         loss = self._backward(batch)
         with self.mark("optimizer"):
             # Only with strategies that leave the update to every rank (their YAML's `accepts`).
@@ -138,6 +138,7 @@ class Training:
         self.strategy.close()
 
     def _backward(self, batch: Batch) -> Tensor:
+        self._count(batch)
         *inputs, targets = batch
         self.optimizer.zero_grad(set_to_none=True)
         autocast: AbstractContextManager[Any] = nullcontext()
@@ -160,6 +161,9 @@ class Training:
         self.images += len(batch[0])
         if self._own is not None:
             self.tokens += self._own.tokens(*batch)
+
+    def _count_update(self, *_: object) -> None:
+        self.updates += 1
 
 
 def set_arithmetic(precision: str) -> None:

@@ -1,5 +1,6 @@
 """What a check is: its code, its severity, its sentence, and the function that judges a record."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from conf.schema import ValidityLimits
 
 NOT_REPORTED = "the ranks did not report it"
 RINGS = ("ring", "two_rings")  # what strategies that exchange through NCCL declare to send
+AFTER = "after"  # the facts that ranks found again after the timed windows
 MOST_NAMED = 4  # things that a sentence names
 
 
@@ -45,11 +47,13 @@ def check(
     needs: str = "",
     without: str = NOT_REPORTED,
     since: int = OLDEST_SCHEMA,
+    twice: bool = False,
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
     `{noise_limit}` in the docstring is that limit. `needs` is a fact of training steps that it
-    judges; `without` is why a record that lacks it was not checked.
+    judges; `without` is why a record that lacks it was not checked. `twice`: what the ranks found
+    again after the timed windows is judged too.
     """
 
     def made_of(judge: Judge) -> Check:
@@ -58,7 +62,16 @@ def check(
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
             if needs and needs not in record.checks:
                 return unless_training(record, without)
-            return judge(record, limits)
+            outcome = judge(record, limits)
+            if not twice or AFTER not in record.checks:
+                return outcome
+            if isinstance(outcome, str) and outcome:
+                return f"{outcome}, before the timed windows"
+            checks = record.checks | record.checks[AFTER]
+            again = judge(dataclasses.replace(record, checks=checks), limits)
+            if isinstance(again, str) and again:
+                return f"{again}, after the timed windows"
+            return outcome or again
 
         return Check(judge.__name__, severity, sentence, meaning, judge_fact, since)
 

@@ -24,6 +24,19 @@ FEWEST_RIGHT = 0.95  # of the layers; a loss or a head may compute in float32
 ROUNDING = 1e-9  # of a number that is computed another way
 HALF = ("fp16", "bf16")  # hooks that send half the bytes
 MOST_NAMED = 3  # things that a sentence names
+# What a step did, before the timed windows and after them.
+STEP_FACTS = {
+    "arithmetic": {
+        "images": "images in a batch",
+        "elements": "elements from the layers",
+        "evaluating": "modules in evaluation mode",
+    },
+    "sent": {
+        "collectives": "collectives",
+        "bytes": "bytes to the collectives",
+        "order": "as the checksum of their order",
+    },
+}
 ERRORS = "relative error {value:.2g}, allowed {allowed:.2g}"
 
 
@@ -119,7 +132,7 @@ def replicas_differ(record: Record, _: ValidityLimits) -> Judgement:
     return "other weights"
 
 
-@check("invalid", "the exchanged gradient is not the mean of the local ones: {}")
+@check("invalid", "the exchanged gradient is not the mean of the local ones: {}", twice=True)
 def gradient_not_mean(record: Record, _: ValidityLimits) -> Judgement:
     """the exchanged gradient is not the mean of the ranks' own gradients"""
     facts = record.checks
@@ -249,15 +262,21 @@ def solution_differs(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the counted images are not steps × batch × ranks: {}")
 def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """images counted are not steps × batch × ranks"""
+    """images counted, or those that entered the model, are not steps × batch × ranks"""
     counted = record.metrics.get("throughput/images")
     steps = record.metrics.get("step/iterations")
     if counted is None or steps is None:
         return unless_training(record, "the ranks counted no images")
     expected = steps * record.cell.batch_size * record.cell.world_size
-    if counted == expected:
+    if counted != expected:
+        return f"{counted:.0f} counted, {expected:.0f} expected"
+    timed = record.checks.get("counted", {}).get("timed")
+    if timed is None:
         return None
-    return f"{counted:.0f} counted, {expected:.0f} expected"
+    entered = timed["steps"] * record.cell.batch_size
+    if timed["images"] != entered:
+        return f"{timed['images']} entered the model, {entered} expected"
+    return None
 
 
 @check("invalid", "a timed window was written twice: {}", needs="windows_repeated", since=7)
@@ -285,7 +304,12 @@ def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     return f"by its heartbeats a rank ran at least {count} more or less than its windows hold"
 
 
-@check("invalid", "the ranks do not have batches of their own: {}", needs="batches_differ")
+@check(
+    "invalid",
+    "the ranks do not have batches of their own: {}",
+    needs="batches_differ",
+    twice=True,
+)
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     """ranks or steps have the same batch"""
     if not record.checks["batches_differ"]:
@@ -295,7 +319,9 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     return None
 
 
-@check("invalid", "the precision is not the one that was asked for: {}", needs="arithmetic")
+@check(
+    "invalid", "the precision is not the one that was asked for: {}", needs="arithmetic", twice=True
+)
 def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
     """autocast, TF32 or more than 5 % of the layers computed in another precision than asked"""
     facts, precision = record.checks["arithmetic"], record.cell.precision
@@ -309,6 +335,50 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
         wrong = f"{layers - right} of {layers} layers"
         return f"precision={precision}, and {wrong} returned another dtype"
     return None
+
+
+@check("invalid", "the longest steps of a window were cut: {}")
+def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
+    """5 % of the steps of a window, and three, took exactly as long as its longest"""
+    steps = record.checks.get("equal_longest")
+    if not steps:
+        return None
+    return f"{steps:.0f} steps took exactly as long as the longest one"
+
+
+@check("invalid", "timed steps are not those that were checked: {}", needs="counted", since=7)
+def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
+    """what steps do in the timed windows, or right after them, is not what they did before: passes
+    through the model and their images and layers, updates, collectives with their bytes and order,
+    or modules in training mode
+    """
+    facts = record.checks
+    timed, warm_up = facts["counted"].get("timed", {}), facts["counted"].get("warm-up", {})
+    before, after = facts.get("arithmetic", {}), facts.get("after", {})
+    steps = timed.get("steps", 0)
+    if before.get("evaluating") and record.cell.model.library != "python":
+        return f"{before['evaluating']} modules were in evaluation mode before"
+    per_step = {"passes": before.get("passes", 0) / before.get("calls", 1)}
+    if warm_up.get("steps"):
+        per_step["updates"] = warm_up["updates"] / warm_up["steps"]
+        if "gradient_error" in facts and "gradients_equal" in facts:  # else some steps may differ
+            per_step["collectives"] = warm_up["collectives"] / warm_up["steps"]
+    wrong = []
+    for name, count in per_step.items():
+        if not math.isclose(timed.get(name, 0), count * steps, rel_tol=ROUNDING):
+            wrong.append(f"{timed.get(name)} of {count * steps:.0f} {name} in the windows")
+    if facts.get("gradients_equal") and not after.get("gradients_equal"):
+        wrong.append("the last timed step left each rank another gradient")
+    for part, nouns in STEP_FACTS.items():
+        for name, noun in nouns.items():
+            first, again = facts.get(part, {}).get(name), after.get(part, {}).get(name)
+            if first != again:
+                wrong.append(f"{again} instead of {first} {noun} after them")
+    if after.get("updates", 0) < after.get("steps", 1):
+        wrong.append(
+            f"{after.get('updates')} of {after.get('steps')} steps after them moved weights"
+        )
+    return "; ".join(wrong[:MOST_NAMED])
 
 
 @check("invalid", "torch.compile was asked for and compiled nothing")

@@ -1,4 +1,4 @@
-"""Facts about the correctness of every cell: did it compute what was asked, and do replicas agree?
+"""Facts about the exchange of every cell: is the gradient the mean, and do replicas agree?
 
 Equal replicas alone prove nothing (equal data and no exchange give them too), so ranks see
 different data, and the gradient after the exchange is compared with the mean of the gradients
@@ -9,17 +9,15 @@ with NCCL would have a communicator and traffic of the check's own. All else is 
 
 import hashlib
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.rank.ranks import Ranks
-from benchmarks.timing import compilation
 from conf.host import free_memory
 from trainers.batches import Batch
 from trainers.step import Training
@@ -27,13 +25,11 @@ from trainers.step import Training
 # Runs of backward without exchange on the same batch: what differs among them is what the
 # arithmetic leaves open, since cuDNN's backward kernels may sum in another order each time.
 RUNS = 3
+RUNS_AFTER = 2  # of them behind the timed windows: a cell lasts as long as before
 MARGIN = 10  # times that difference may be between the exchanged gradient and the mean
 # Elements compared of each rank's gradient: bounds the cost of the float64 path for large models. A
 # small array is compared whole, or a large one would hide it.
 MOST_ELEMENTS, WHOLE_ELEMENTS = 1_000_000, 1024
-LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
-OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
-ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
 # The integer whose bits are those of an element, by the element's bytes; a longer element is
 # several words.
 WORDS = {1: torch.int8, 2: torch.int16}
@@ -103,7 +99,16 @@ class ComparedElements:
         return torch.stack(differences).amax(0)
 
 
-def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
+def gradients_equal(training: Training, ranks: Ranks) -> bool:
+    """Return whether the last step left equal gradients on all ranks, bit for bit. Collective."""
+    gradients = [array.grad for array in training.parameters if array.grad is not None]
+    of_ranks = ranks.gather(checksum(gradients))
+    return all(values == of_ranks[0] for values in of_ranks)
+
+
+def gradient(
+    training: Training, batch: Batch, ranks: Ranks, runs_alone: int = RUNS
+) -> dict[str, Any]:
     """Return facts: how far the exchanged gradient is from the mean, and how far it may be.
 
     `gradient_error` is ‖exchanged − mean‖ ÷ ‖mean‖, the largest of any rank. `gradient_spread` is
@@ -121,7 +126,7 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
         return elements.gradient(training)
 
     with training.without_exchange():
-        runs = [seeded() for _ in range(RUNS)]
+        runs = [seeded() for _ in range(runs_alone)]
     with training.strategy.gradients_only():
         exchanged = seeded()
     training.optimizer.zero_grad(set_to_none=True)
@@ -197,124 +202,6 @@ def gathered(ranks: Ranks, values: Tensor) -> Tensor:
     """Return the values of every rank, (ranks, *shape). Collective."""
     of_ranks = torch.tensor(ranks.gather(values.flatten().tolist()), dtype=torch.float64)
     return of_ranks.view(-1, *values.shape)
-
-
-# What ran, to be compared with what was asked: batches, arithmetic, compiled parts, weights.
-
-
-def batches(drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
-    """Return whether all ranks drew different first batches, and how many this rank drew.
-
-    Collective. `sample` has the dtype and the shape of one sample: of each tensor that forward
-    takes, and of the targets.
-    """
-    checksums_of_inputs = [checksum(inputs) for *inputs, _ in drawn]
-    first = {tuple(values) for values in ranks.gather(checksums_of_inputs[0])}
-    counts = ranks.gather([len(set(checksums_of_inputs))])
-    shapes = [f"{_name(tensor.dtype)} {list(tensor.shape[1:])}" for tensor in drawn[0]]
-    return {
-        "batches_differ": len(first) == ranks.world_size,
-        "batches_in_turn": min(int(count) for (count,) in counts),
-        "sample": {"inputs": shapes[:-1], "targets": shapes[-1]},
-    }
-
-
-@contextmanager
-def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
-    """Yield facts that the forward passes inside fill in.
-
-    `autocast` is the dtype that autocast had when the model was called, None where it was off.
-    `layers` counts the convolutions and matrix products by the dtype that they returned; compiled
-    ones are not seen. `tf32` tells whether float32 operations may use it. `compiled_parts`, where
-    torch.compile was asked for, counts those that forward went through.
-    """
-    device_type, model = training.device.type, training.model
-    compiled = training.cell.compiled
-    layers: Counter[str] = Counter()
-    facts: dict[str, Any] = {"autocast": None, "layers": layers}
-
-    def count_layer(module: nn.Module, arguments: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            layers[_name(output.dtype)] += 1
-
-    def watched(*inputs: Tensor) -> Tensor:
-        facts["autocast"] = None
-        if torch.is_autocast_enabled(device_type):
-            facts["autocast"] = _name(torch.get_autocast_dtype(device_type))
-        outputs = model(*inputs)
-        if compiled:
-            facts["compiled_parts"] = compilation.parts(outputs)
-        return outputs
-
-    hooks = []
-    for module in training.network.modules():
-        if isinstance(module, LAYERS) and not compiled:  # a hook would compile it again
-            hooks.append(module.register_forward_hook(count_layer))
-    training.model = watched
-    try:
-        yield facts
-    finally:
-        training.model = model
-        for hook in hooks:
-            hook.remove()
-        precision = torch.get_float32_matmul_precision()
-        facts["layers"] = dict(layers)
-        facts["tf32"] = torch.backends.cudnn.allow_tf32 or precision != "highest"
-
-
-class Weights:
-    """The weights of a training at one time, as checksums."""
-
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        may_freeze = training.cell.model.library == OWN
-        self._weights: dict[str, nn.Parameter] = {}
-        for name, weight in training.network.named_parameters():
-            if weight.requires_grad or not may_freeze:
-                self._weights[name] = weight
-        self._before = checksums(list(self._weights.values()))
-
-    def unchanged(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the arrays that should have moved since then and did not. Collective.
-
-        They are those of the rank with most. An array whose gradient is too small to change any of
-        its elements, or that takes no part, need not move.
-        """
-        names, weights = list(self._weights), list(self._weights.values())
-        after = checksums(weights)
-        still = []
-        elements = all_elements = 0
-        for index, weight in enumerate(weights):
-            all_elements += weight.numel()
-            if after[index] == self._before[index] and self._must_move(weight):
-                still.append(index)
-                elements += weight.numel()
-        share = elements / (all_elements or 1)
-        first = min(still, default=0)
-        count, share, first_still = max(ranks.gather([len(still), share, first]))
-        facts: dict[str, Any] = {"weights_still": int(count), "weights_still_share": share}
-        if count:
-            facts["weights_still_first"] = names[int(first_still)]
-        return facts
-
-    def _must_move(self, weight: nn.Parameter) -> bool:
-        if not weight.requires_grad:
-            return True
-        if weight.grad is None:
-            return False
-        optimizer = self._training.cell.optimizer
-        if optimizer.name == "adamw":
-            # A step has the size of the rate, whatever the gradient's; alternating ones make it
-            # smaller.
-            step = (weight.grad != 0) * (optimizer.learning_rate * ALTERNATING)
-        else:
-            rate = optimizer.learning_rate / self._training.scaler.get_scale()
-            step = weight.grad.abs() * rate
-        return bool((step > weight.detach().abs() * torch.finfo(weight.dtype).eps).any())
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Checksums of tensors, made on their device: equal tensors have equal ones, and only these travel.

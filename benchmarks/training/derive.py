@@ -16,6 +16,8 @@ from conf.cell import Cell
 # A held step that takes longer than this share of a free one overfilled the launch queue: it says
 # nothing of launch gaps.
 MOST_BUSY = 1.1
+# Steps of a window, and their share, that no clock gives the same time as its longest.
+FEWEST_EQUAL, MOST_EQUAL = 3, 0.05
 FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
 OWN_MS = "ranks/own_ms"  # in tables: ms of a step without waiting for others, by rank
 Metrics = dict[str, float]
@@ -71,7 +73,7 @@ def timed(lines: RankLines) -> Derived:
     ms: list[float] = []  # of each iteration, its slowest rank
     by_window: Windows = []
     totals_ms = [0.0] * ranks
-    images = tokens = 0
+    images = tokens = equal_longest = 0
     disagreement = 0.0
     launch_ms, rates, medians = [], [], []
     for window in windows:
@@ -84,6 +86,9 @@ def timed(lines: RankLines) -> Derived:
             lasted_ms = max(lasted_ms, own_ms)
             off = statistics.clock_disagreement(block["device_ms"], block["host_ms"])
             disagreement = max(disagreement, off)
+            equal = block["ms"].count(max(block["ms"]))
+            if equal >= max(FEWEST_EQUAL, MOST_EQUAL * len(block["ms"])):
+                equal_longest = max(equal_longest, equal)
             window_images += int(block["images"])
             tokens += int(block.get("tokens", 0))
             launched_ms = max(launched_ms, block["launch_ms"])
@@ -120,6 +125,8 @@ def timed(lines: RankLines) -> Derived:
         "half_width": request.half_width(by_window),
         "iterations": len(ms),
     }
+    if equal_longest:
+        checks["equal_longest"] = equal_longest
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
     return Derived(metrics, series, checks=checks, within_run=within_run)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
@@ -9,12 +10,12 @@ from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
 from benchmarks.timing.compilation import Compilation
-from benchmarks.training import correctness, derive, exchange, request
+from benchmarks.training import correctness, derive, exchange, request, step_facts
 from benchmarks.training.calibration import Calibration
 from benchmarks.training.correctness import Snapshot
 from conf.cell import Cell
 from trainers import models
-from trainers.batches import DISTINCT, LoadedBatches
+from trainers.batches import DISTINCT, Batch, LoadedBatches
 from trainers.step import Training
 from trainers.strategy import Strategy
 
@@ -47,6 +48,7 @@ class TrainingBenchmark:
         self.result = Result(model=models.sizes(self.training.parameters))
         self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
+        self.counts = step_facts.WindowCounts(self.training, ranks)
         self.longest_ms: list[float] = []  # of the steps of the longest window of the warm-up
         # With it, steps without exchange stand between the timed windows and leave no trace.
         self.snapshot: Snapshot | None = None
@@ -56,12 +58,15 @@ class TrainingBenchmark:
 
         Returns what only the ranks know.
         """
+        self.reporter.phase("first step")
+        self.block("first", 1)  # it compiles, tunes and connects: timed and kept apart
         self.warm_up()
         if self._may_interleave():
             self.snapshot = Snapshot.take(self.training, self.ranks)
         self.check()
-        weights = correctness.Weights(self.training)
-        self.timed()
+        weights = step_facts.Weights(self.training)
+        with self.counts.passes("timed"):
+            self.timed()
         self.compare(weights)
         if self.cell.data:
             self.data_cost()
@@ -71,11 +76,16 @@ class TrainingBenchmark:
         self.training.close()
         return self.result
 
-    def compare(self, weights: correctness.Weights) -> None:
-        """Find out whether the timed steps did what they should. `weights` are those before."""
+    def compare(self, weights: step_facts.Weights) -> None:
+        """Find out whether the timed steps did what they should. `weights` are those before.
+
+        What the check before them found is then found again, on the same objects.
+        """
         self.reporter.phase("compare")
         training, checks = self.training, self.result.checks
         checks |= weights.unchanged(self.ranks)
+        after = self._gradients_left()
+        checks |= self.counts.facts()
         checks |= correctness.replay_counts(training, self.ranks)
         for name, count in self.compilation.since().items():
             checks[f"timed_{name}"] = count
@@ -87,6 +97,10 @@ class TrainingBenchmark:
         checks["losses"] = [loss for (loss,) in self.ranks.gather([loss])]
         self.result.metrics |= training.strategy.facts()
         checks |= exchange.resolved_options(training.strategy)
+        drawn = [next(training.batches) for _ in range(DISTINCT)]
+        after |= self._steps_as_asked(drawn, correctness.RUNS_AFTER)
+        after |= step_facts.updates(training, drawn, weights, self.ranks)
+        checks["after"] = after
 
     def replicas_equal(self) -> bool:
         """Return whether replicas are equal after one of as many steps as the strategy needs."""
@@ -121,7 +135,8 @@ class TrainingBenchmark:
             self.training.step()
             counts.append((self.training.images, self.training.tokens))
 
-        block = self.clock.block(step, iterations, self.reporter.beat)
+        with self.counts.window(purpose, iterations + 1):
+            block = self.clock.block(step, iterations, self.reporter.beat)
         images, tokens = counts[-1][0] - counts[0][0], counts[-1][1] - counts[0][1]
         if tokens:
             facts["tokens"] = tokens
@@ -132,12 +147,7 @@ class TrainingBenchmark:
         return block, self.ranks.slowest(block.ms)
 
     def warm_up(self) -> None:
-        """Step until the step time is flat.
-
-        The first step compiles, tunes and connects: it is timed and kept apart.
-        """
-        self.reporter.phase("first step")
-        self.block("first", 1)
+        """Step until the step time is flat."""
         self.reporter.phase("warm-up")
         fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
         least_ms = 1e3 * self.options["warmup_min_seconds"]
@@ -162,27 +172,38 @@ class TrainingBenchmark:
         """Find out once, before the timed windows, whether what runs is what was asked."""
         self.reporter.phase("check")
         training, checks = self.training, self.result.checks
-        strategy = training.strategy
+        checks |= self._gradients_left()
         checks |= self.compilation.facts(self.ranks)
         rows = self.compilation.seconds()
         if rows:
             self.result.tables["compiling"] = {"rows": rows}
         drawn = [next(training.batches) for _ in range(DISTINCT)]
         self.on_device = itertools.cycle(drawn)
-        checks |= correctness.batches(drawn, self.ranks)
         checks |= correctness.replay_differences(training, drawn, self.ranks)
-        with correctness.arithmetic(training) as arithmetic:
-            if self.ranks.world_size > 1 and strategy.returns_mean and strategy.exact:
-                checks |= correctness.gradient(training, drawn[0], self.ranks)
-            else:
-                with training.without_exchange():
-                    training.backward(drawn[0])
-        checks["arithmetic"] = arithmetic
+        checks |= self._steps_as_asked(drawn, correctness.RUNS)
         checks["trained_bytes"] = 0
         for weight in training.network.parameters():
             if weight.requires_grad:
                 checks["trained_bytes"] += weight.nbytes
         self.compilation.since()  # steps without exchange may be graphs of their own
+
+    def _steps_as_asked(self, drawn: Sequence[Batch], runs_alone: int) -> dict[str, Any]:
+        """Return facts of batches, arithmetic and exchange. Leaves weights as they were."""
+        training, strategy = self.training, self.training.strategy
+        facts = step_facts.batches(drawn, self.ranks)
+        with step_facts.arithmetic(training) as arithmetic, step_facts.sent(training) as sent:
+            if self.ranks.world_size > 1 and strategy.returns_mean and strategy.exact:
+                facts |= correctness.gradient(training, drawn[0], self.ranks, runs_alone)
+            else:
+                with training.without_exchange():
+                    training.backward(drawn[0])
+        return facts | {"arithmetic": arithmetic, "sent": sent}
+
+    def _gradients_left(self) -> dict[str, Any]:
+        """Return whether the last step left the same gradients on all ranks."""
+        if self.ranks.world_size == 1 or self.training.strategy.equal_every != 1:
+            return {}
+        return {"gradients_equal": correctness.gradients_equal(self.training, self.ranks)}
 
     def _may_interleave(self) -> bool:
         """Return whether steps without exchange may stand between the timed windows.
