@@ -59,6 +59,8 @@ def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
         for name, value in FACTS.items()
         if several or not name.startswith(OF_SEVERAL_RANKS)
     }
+    facts["counted"] = {"timed": {"steps": 1, "images": asked.batch_size, "updates": 1}}
+    facts["after"] = {**facts, "updates": 2, "steps": 2}
     edit_lines(folder, 0, lambda line: line["checks"].update(facts), kind="result")
     for rank in range(len(asked.gpus)):
         lengthen_warm_up(folder, rank)

@@ -37,7 +37,7 @@ class Switch:
 
 def phase(reporter, name):
     """Begin a phase; timing switches the faults on."""
-    Switch.on = name in ("timed", "exposed") or Switch.on and not Switch.only_timed
+    Switch.on = name in ("timed", "exposed") or (Switch.on and not Switch.only_timed)
     if name in ("build", "held"):
         Switch.on = False
     REAL_PHASE(reporter, name)

@@ -239,6 +239,6 @@ def begun(device: torch.device) -> Counter[str]:
     counts: Counter[str] = Counter()
     for group in dist.distributed_c10d._world.pg_map:
         with contextlib.suppress(RuntimeError):  # a group without a backend of this device
-            backend = group._get_backend(device)
+            backend: Any = group._get_backend(device)
             counts[group.group_desc] += backend._get_sequence_number_for_group()
     return counts

@@ -353,16 +353,18 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
     or modules in training mode
     """
     facts = record.checks
+    if "arithmetic" not in facts:
+        return None  # which precision_not_used tells
     timed, warm_up = facts["counted"].get("timed", {}), facts["counted"].get("warm-up", {})
     before, after = facts.get("arithmetic", {}), facts.get("after", {})
     steps = timed.get("steps", 0)
     if before.get("evaluating") and record.cell.model.library != "python":
         return f"{before['evaluating']} modules were in evaluation mode before"
-    per_step = {"passes": before.get("passes", 0) / before.get("calls", 1)}
+    per_step = {"passes": before.get("passes", 0) / (before.get("calls") or 1)}
     if warm_up.get("steps"):
-        per_step["updates"] = warm_up["updates"] / warm_up["steps"]
+        per_step["updates"] = warm_up.get("updates", 0) / warm_up["steps"]
         if "gradient_error" in facts and "gradients_equal" in facts:  # else some steps may differ
-            per_step["collectives"] = warm_up["collectives"] / warm_up["steps"]
+            per_step["collectives"] = warm_up.get("collectives", 0) / warm_up["steps"]
     wrong = []
     for name, count in per_step.items():
         if not math.isclose(timed.get(name, 0), count * steps, rel_tol=ROUNDING):

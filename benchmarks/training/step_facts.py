@@ -1,7 +1,7 @@
 """Facts about what a step does: its batches, arithmetic, images, collectives and updates.
 
 They are found before the timed windows, again after them on the same objects, and, where it costs
-a step nothing, counted inside. METHOD.md, "Whether the timed steps are those that were checked".
+a step nothing, counted inside. METHOD.md, "Correctness, in every cell".
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class SentTensors(TorchDispatchMode):
     """Sees what torch's collectives send: their names, elements and dtypes, in order."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows: list[str] = []
         self.bytes = 0
 
@@ -255,8 +255,9 @@ class Weights:
     def unchanged(self, ranks: Ranks) -> dict[str, Any]:
         """Return the arrays that should have moved since then and did not. Collective.
 
-        The next call is about what comes after this one. They are those of the rank with most. An array whose gradient is too small to change any of
-        its elements, or that takes no part, need not move.
+        The next call is about what comes after this one. Arrays are those of the rank with most.
+        One whose gradient is too small to change any of its elements, or that takes no part, need
+        not move.
         """
         names, weights = list(self._weights), list(self._weights.values())
         before, self._before = self._before, checksums(weights)
