@@ -86,8 +86,9 @@ def timed(lines: RankLines) -> Derived:
             lasted_ms = max(lasted_ms, own_ms)
             off = statistics.clock_disagreement(block["device_ms"], block["host_ms"])
             disagreement = max(disagreement, off)
-            equal = block["ms"].count(max(block["ms"]))
-            if equal >= max(FEWEST_EQUAL, MOST_EQUAL * len(block["ms"])):
+            equal, steps = len(block["ms"]) - len(set(block["ms"])) + 1, len(block["ms"])
+            is_longest = equal == block["ms"].count(max(block["ms"])) <= steps / 2
+            if is_longest and equal >= max(FEWEST_EQUAL, MOST_EQUAL * steps):
                 equal_longest = max(equal_longest, equal)
             window_images += int(block["images"])
             tokens += int(block.get("tokens", 0))
