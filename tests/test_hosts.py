@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent
 ON_HOSTS = ROOT / "tests" / "on_hosts.py"
+FAULTS_HOSTS = ROOT / "tests" / "faults_hosts.py"
 NOBODY = ()
 if os.geteuid() == 0:
     NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -36,12 +38,14 @@ TRAINING = (
 )  # fmt: skip
 
 
-def in_namespaces(*command, folder, hosts=2, rate="1gbit", script=IN_NAMESPACES, user=()):
+def in_namespaces(
+    *command, folder, hosts=2, rate="1gbit", script=IN_NAMESPACES, user=(), around=None
+):
     """Run a command among hosts: (exit status, what it said)."""
     words = [*user, script, "-n", str(hosts), rate, "--", *command]
-    around = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    around = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **(around or {})}
     done = subprocess.run(
-        words, cwd=folder, timeout=230, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        words, cwd=folder, timeout=3000, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=around,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -136,3 +140,40 @@ def test_64_ranks_on_8_hosts_exchange(tmp_path):
     asked = (*EXCHANGE, *BY_COMMAND, "gpus=0,1,2,3,4,5,6,7", "nodes=a+b+c+d+e+f+g+h")
     together = Measured(tmp_path, *asked, hosts=8)
     assert [record.cell.world_size for record in together.records] == [64]
+
+
+PHASES = ("spawn", "build", "warm-up", "timed", "exposed")
+
+
+def look_at_faults(fault, folder, status, text):
+    """Look at what faults_hosts saw of a fault in each phase."""
+    assert status == 0, text
+    for phase, seen in json.loads((folder / "seen.json").read_text()).items():
+        assert (seen["left"], seen["lost_lines"]) == ([], 0), (phase, seen)
+        assert fault != "launcher" or seen["scratch"] == [], "of a killed agent it stays"
+        assert (seen["again"], seen["kept"]) == (0, True), (phase, seen)
+        assert seen["states"] == ["finished"] * 2, (phase, seen)
+        if fault in ("agent", "host"):
+            assert re.search(r"host \w+ is lost", seen["failure"]["message"]), (phase, seen)
+            assert seen["other_cell"] == ["finished"], (phase, seen)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+@pytest.mark.needs("namespaces")
+@pytest.mark.parametrize("fault", ["agent", "host", "launcher"])
+def test_a_host_that_dies_in_any_phase_costs_its_cell_alone(fault, tmp_path):
+    command = (sys.executable, str(FAULTS_HOSTS), str(tmp_path), fault, *PHASES)
+    around = {"PYTHONPATH": str(ROOT)}
+    look_at_faults(fault, tmp_path, *in_namespaces(*command, folder=ROOT, around=around))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize("fault", ["slurmd", "slurmd-stop", "step", "agent", "scancel", "launcher"])
+def test_a_node_that_dies_in_any_phase_costs_its_cell_alone(fault, tmp_path):
+    command = [sys.executable, FAULTS_HOSTS, tmp_path, fault, *PHASES]
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=around, capture_output=True, text=True)
+    look_at_faults(fault, tmp_path, done.returncode, done.stderr)

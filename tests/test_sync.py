@@ -1,9 +1,6 @@
 """`python -m launch sync`: whatever the store lacks comes from the records."""
 
 import dataclasses
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from build import database_rows, make_sweep, tracked_folder, tracked_record, tracked_runs
@@ -142,26 +139,9 @@ def test_exit_status(study_dir, tmp_path, capsys):
     assert err.count("\n") == 1 and "is no SQLite file" in err
 
 
-def test_the_command_writes_elsewhere_when_asked(study_dir):
+def test_the_command_writes_elsewhere_when_asked(study_dir, capsys):
     uri = f"sqlite:///{study_dir.parent}/mlflow.db".replace("%", "%25").replace("#", "%23")
-    command = [
-        sys.executable,
-        "-m",
-        "launch",
-        "sync",
-        study_dir,
-        "--experiment",
-        "elsewhere",
-        "--uri",
-        uri,
-    ]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (
-        0,
-        "3 projected, 0 there already, 0 unreadable\n",
-        "",
-    )
+    assert main(["sync", str(study_dir), "--experiment", "elsewhere", "--uri", uri]) == 0
+    assert capsys.readouterr() == ("3 projected, 0 there already, 0 unreadable\n", "")
     tracker = Tracker.open(Tracking(experiment="elsewhere"), study_dir.parent, "scaling")
     assert len(tracker._client.search_runs([tracker._experiment])) == 5
