@@ -316,3 +316,25 @@ TEXT = (
     change_word, change_digits, encode_otherwise,
 )  # fmt: skip
 JSON = (change_value, change_value, change_value, rename_entry, nest)
+
+# What a reader says about the damage, and where it lies.
+NOTES = (".*/notes", "/truncated", "/lost", ".*/file", ".*/line")
+
+
+def differences(part, whole, follows=(), path=""):
+    """Yield the paths of what a part has otherwise than the whole. Lists may be shorter."""
+    if part is None or any(re.fullmatch(pattern, path) for pattern in (*NOTES, *follows)):
+        return
+    if isinstance(part, dict) and isinstance(whole, dict):
+        for key, value in part.items():
+            yield from differences(value, whole.get(key), follows, f"{path}/{key}")
+    elif isinstance(part, list) and isinstance(whole, list):
+        rest = iter(whole)
+        for element in part:
+            if not any(
+                not list(differences(element, other, follows, f"{path}/*")) for other in rest
+            ):
+                yield f"{path}/*: {element!r:.100} is new"
+                return
+    elif part != whole or isinstance(part, bool) is not isinstance(whole, bool):
+        yield f"{path}: {part!r:.100} instead of {whole!r:.100}"

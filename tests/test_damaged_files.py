@@ -5,7 +5,6 @@
 
 import os
 import random
-import re
 import resource
 import signal
 import time
@@ -13,6 +12,7 @@ import warnings
 
 import damage
 import pytest
+from damage import differences
 from damaged_readers import READERS, Refusal, Seed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -21,8 +21,6 @@ EXAMPLES = int(os.environ.get("DAMAGE_EXAMPLES", "12"))
 CASE_SECONDS = 5.0  # of the processor
 STARVED_SECONDS = 40.0  # where other programs have it
 CASE_KIB = 1 << 20
-# What a reader says about the damage, and where it lies.
-NOTES = (".*/notes", "/truncated", "/lost", ".*/file", ".*/line")
 
 
 class Hang(BaseException):
@@ -73,25 +71,6 @@ def damaged(reader, source):
         data = mutation(source, data, siblings)
     lost = len(mutations) == 1 and mutations[0] in reader.losses
     return whole, Seed(data, whole.name), lost
-
-
-def differences(part, whole, follows=(), path=""):
-    """Yield the paths of what a part has otherwise than the whole. Lists may be shorter."""
-    if part is None or any(re.fullmatch(pattern, path) for pattern in (*NOTES, *follows)):
-        return
-    if isinstance(part, dict) and isinstance(whole, dict):
-        for key, value in part.items():
-            yield from differences(value, whole.get(key), follows, f"{path}/{key}")
-    elif isinstance(part, list) and isinstance(whole, list):
-        rest = iter(whole)
-        for element in part:
-            if not any(
-                not list(differences(element, other, follows, f"{path}/*")) for other in rest
-            ):
-                yield f"{path}/*: {element!r:.100} is new"
-                return
-    elif part != whole or isinstance(part, bool) is not isinstance(whole, bool):
-        yield f"{path}: {part!r:.100} instead of {whole!r:.100}"
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -1,320 +1,53 @@
-"""The parser of NCCL's log: the dialects of 2.4 to 2.30 rendered from a model, and damage.
+"""The parser of NCCL's log: one file or one for each rank, torn lines, communicators, damage.
 
-What each capture says is in tests/golden/nccl_log.txt."""
+What each capture says, and one made log in each dialect of 2.4 to 2.30 (tests/data/nccl_dialects,
+with and without prefixes), is in tests/golden/nccl_log.txt.
+"""
 
 import random
-from dataclasses import dataclass
+import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from damage import differences
 
 from analysis.input_files import UnreadableInput
 from analysis.nccl.log import parse_nccl_log
 
 DATA = Path(__file__).parent / "data"
-BUDGET = settings(derandomize=True, max_examples=60, deadline=None)
+DIALECTS = sorted((DATA / "nccl_dialects").glob("*.log"))
+# What follows from how much of a log is there.
+FOLLOWS = ("/processes", "/announced_by/.*", "/env_logged", "/channels_from", "/nics/.*")
+FOLLOWS += (r"/algorithms/\*/calls", "/network")
 
 
 def capture(name):
     return (DATA / f"nccl_{name}.log").read_text()
 
 
-def test_a_file_per_rank_reads_as_one_interleaved_file():
-    whole = capture("h200_x8_default")
-    rows = whole.splitlines(keepends=True)
-    texts = ["".join(row for row in rows if f"vm:{pid}:" in row) for pid in range(8655, 8663)]
-    assert parse_nccl_log(*texts).to_json() == parse_nccl_log(whole).to_json()
+@pytest.mark.parametrize(
+    "path",
+    [DATA / "nccl_h200_x8_default.log", *(one for one in DIALECTS if "plain" not in one.name)],
+    ids=lambda path: path.stem,
+)
+def test_a_file_for_each_rank_reads_as_one_interleaved_file(path):
+    whole, by_rank = path.read_text(), {}
+    for row in whole.splitlines():
+        rank = re.search(r":(\d+):\d+ \[", row)
+        if rank:
+            by_rank[rank[1]] = by_rank.get(rank[1], "") + f"{row}\r\n"
+    assert len(by_rank) > 1
+    assert parse_nccl_log(*by_rank.values()).to_json() == parse_nccl_log(whole).to_json()
 
 
-@dataclass(frozen=True)
-class Model:
-    version: str
-    nvml: tuple[int, ...]
-    ring: tuple[int, ...]
-    channels: int
-    words: tuple[str, ...]  # of the connection that leaves ring[i]
-    values: tuple[tuple[str, str], ...]
-    choices: tuple[tuple[str, int, int, int], ...]  # function, bytes, algorithm, protocol
-    prefix: str
+def torn(rows, chance):
+    """Rows of which some were written by three at once, and how often that happened.
 
-    @property
-    def v(self):
-        return numbers(self.version)
-
-
-VERSIONS = [
-    "2.4.8",
-    "2.7.8",
-    "2.8.4",
-    "2.12.12",
-    "2.14.3",
-    "2.18.3",
-    "2.22.3",
-    "2.23.4",
-    "2.28.9",
-    "2.30.7",
-]
-ALGORITHMS = [("Tree", "TREE"), ("Ring", "RING"), ("CollNetDirect", "COLLNET_DIRECT")]
-PROTOCOLS = [("LL", "LL"), ("LL128", "LL128"), ("Simple", "SIMPLE")]
-INTEGERS = ["NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_NTHREADS"]
-
-
-def numbers(version):
-    return tuple(map(int, version.split(".")))
-
-
-def words_of(version):
-    v = numbers(version)
-    words = ["P2P/IPC", "P2P/direct pointer", "NET/IB/0/GDRDMA", "NET/Socket/1"]
-    words += ["P2P/CUMEM", "P2P/CUMEM/read"] if v >= (2, 18) else []
-    words += ["P2P/IPC/read", "P2P/indirect"] if v >= (2, 8) else []
-    words += ["NET/IB/0(1)/GDRDMA(PCI)/Shared"] if v >= (2, 26) else []
-    return [*words, "SHM/direct" if v < (2, 13) or v >= (2, 30) else "SHM/direct/direct"]
-
-
-def settings_of_one_process():
-    integer = st.tuples(st.sampled_from(INTEGERS), st.integers(-2, 2**22).map(str))
-    level = st.tuples(st.just("NCCL_P2P_LEVEL"), st.sampled_from(["LOC", "NVL", "SYS"]))
-    selections = st.sampled_from(["Ring", "allreduce:tree;broadcast:ring"])
-    every = st.one_of(integer, level, st.tuples(st.just("NCCL_ALGO"), selections))
-    return st.lists(every, max_size=3, unique_by=lambda item: item[0]).map(tuple)
-
-
-@st.composite
-def models(draw):
-    version = draw(st.sampled_from(VERSIONS))
-    size = draw(st.integers(2, 6))
-    function = st.sampled_from(["AllReduce", "Broadcast", "AllGather"])
-    choice = st.tuples(function, st.integers(1, 10**9), st.integers(0, 2), st.integers(0, 2))
-    words = st.lists(st.sampled_from(words_of(version)), min_size=size, max_size=size)
-    return Model(
-        version=version,
-        nvml=tuple(draw(st.permutations(range(8)))[:size]),
-        ring=(0, *draw(st.permutations(range(1, size)))),
-        channels=draw(st.integers(1, 12)),
-        words=tuple(draw(words)),
-        values=draw(settings_of_one_process()),
-        choices=tuple(draw(st.lists(choice, max_size=3, unique=True))),
-        prefix=draw(st.sampled_from(["pid", "time", "none"])),
-    )
-
-
-def bus(index):
-    return f"{(index + 6) * 0x1000 + 0xA000:x}"
-
-
-def connection(model, channel, at):
-    """The lines of ranks for one connection: [(rank, line)]."""
-    source, target, word = model.ring[at], model.ring[(at + 1) % len(model.ring)], model.words[at]
-    if word == "SHM/direct" and model.v < (2, 13):
-        word = "direct shared memory"
-    if word == "P2P/indirect":
-        word += "/0[1]" if model.v >= (2, 18) else "/0[b000]"
-    net = word.startswith("NET")
-    slash = (net and model.v >= (2, 12)) or (word.startswith("P2P") and model.v >= (2, 14))
-    head = f"{'Ring' if model.v < (2, 7) else 'Channel'} {channel:02d}{'/0' if slash else ''} :"
-
-    def end(rank):
-        if model.v < (2, 5):
-            return f"{rank}" if net else f"{rank}[{model.nvml[rank]}]"
-        return f"{rank}[{model.nvml[rank] if model.v >= (2, 18) else bus(model.nvml[rank])}]"
-
-    body = f"{head} {end(source)} -> {end(target)}"
-    if net:
-        receive = word.split("(1)")[0] + "/GDRDMA(PCI)/Shared" if "(1)" in word else word
-        return [(source, f"{body} [send] via {word}"), (target, f"{body} [receive] via {receive}")]
-    return [(source, f"{body} via {word}")]
-
-
-def member(model, rank, with_nvml):
-    """The beginning of a line on a rank's communicator."""
-    index = model.nvml[rank]
-    where = f"cudaDev {rank} nvmlDev {index}"
-    if model.v >= (2, 5):
-        where = f"cudaDev {rank}{f' nvmlDev {index}' if with_nvml else ''} busId {bus(index)}"
-    name = "ncclCommInitRank " if model.v >= (2, 21) else ""
-    ident = " commId 0xabc" if model.v >= (2, 16) else ""
-    size = len(model.ring)
-    return f"{name}comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init "
-
-
-def choice_line(model, function, size, algorithm, protocol):
-    if model.v >= (2, 24):
-        names = f"Algo {ALGORITHMS[algorithm][1]} proto {PROTOCOLS[protocol][1]}"
-        return f"{function}: {size} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}"
-    head = f"{function}: " if model.v >= (2, 23) else ""
-    return f"{head}{size} Bytes -> Algo {algorithm} proto {protocol} time 12.500000"
-
-
-def render(model):
-    """The lines of each rank, in order, without prefix."""
-    size, channels = len(model.ring), range(model.channels)
-    lines = {rank: [] for rank in range(size)}
-    for rank in range(size):
-        add = lines[rank].append
-        add("Bootstrap : Using eth0:192.0.2.2<0>")
-        add(f"NCCL version {model.version}+cuda12.4")
-        add("Using network IB")
-        if model.v >= (2, 18):
-            add(member(model, rank, True) + "START")
-        for name, value in model.values:
-            stop = "." if name in INTEGERS else ""
-            shown = str(int(value) % 2**64) if stop and model.v < (2, 12) else value
-            add(f"{name} set by environment to {shown}{stop}")
-        for channel in channels if rank == 0 else ():
-            count = f"/{model.channels:02d}" if model.v >= (2, 5) else ""
-            ranks = "".join(f" {r}" if model.v >= (2, 23) else f" {r:3d}" for r in model.ring)
-            add(f"Channel {channel:02d}{count} :{ranks}")
-        if model.v >= (2, 7):
-            counts = [f"{model.channels} coll channels"]
-            counts += [f"{model.channels} collnet channels"] if model.v >= (2, 20) else []
-            counts += ["0 nvls channels"] if model.v >= (2, 17) else []
-            add(", ".join([*counts, f"{model.channels} p2p channels, 2 p2p channels per peer"]))
-        if model.v >= (2, 22):
-            add(member(model, rank, True) + "COMPLETE")
-    for channel in channels:
-        for at in range(size):
-            for rank, line in connection(model, channel, at):
-                lines[rank].append(line)
-    for rank in range(size):
-        lines[rank].append("Connected all rings")
-        if model.v < (2, 22):
-            lines[rank].append(member(model, rank, model.v >= (2, 18)) + "COMPLETE")
-    if model.v >= (2, 20):
-        lines[0] += [choice_line(model, *choice) for choice in model.choices]
-    return lines
-
-
-def prefixed(model, lines):
-    def prefix(rank):
-        if model.prefix == "none":
-            return "NCCL INFO "
-        stamp = "[2026-01-02 03:04:05] " if model.prefix == "time" else ""
-        return f"{stamp}node-1:{100 + rank}:{200 + rank} [{rank}] NCCL INFO "
-
-    return {rank: [prefix(rank) + line for line in own] for rank, own in lines.items()}
-
-
-def interleaved(lines, seed):
-    """[(rank, line)] in a random order that keeps each rank's own."""
-    chance = random.Random(seed)
-    left = {rank: list(own) for rank, own in lines.items()}
-    order = []
-    while any(left.values()):
-        rank = chance.choice([rank for rank, own in left.items() if own])
-        order.append((rank, left[rank].pop(0)))
-    return order
-
-
-def expected_transports(model):
-    result = {}
-    for at, source in enumerate(model.ring):
-        target = model.ring[(at + 1) % len(model.ring)]
-        words = {model.words[at]}
-        if "(1)" in model.words[at]:
-            words.add("NET/IB/0/GDRDMA(PCI)/Shared")
-        result[f"{source}->{target}"] = tuple(sorted(words))
-    return result
-
-
-def expected_settings(model):
-    return {
-        name: str(int(value) % 2**64) if model.v < (2, 12) and name in INTEGERS else value
-        for name, value in model.values
-    }
-
-
-def expected_choices(model):
-    if model.v < (2, 20):
-        return {}
-    counted = {}
-    for function, size, algorithm, protocol in model.choices:
-        channels = model.channels if model.v >= (2, 24) else None
-        names = (ALGORITHMS[algorithm][0], PROTOCOLS[protocol][0])
-        key = (function if model.v >= (2, 23) else None, size, *names, channels)
-        counted[key] = counted.get(key, 0) + 1
-    return counted
-
-
-def chosen(log):
-    return {
-        (c.function, c.size, c.algorithm, c.protocol, c.channels): c.calls for c in log.algorithms
-    }
-
-
-def check_whole(model, log):
-    assert log.version == model.version
-    assert log.nranks == len(model.ring)
-    assert log.transports == expected_transports(model)
-    collective, source = (
-        model.channels if model.v >= (2, 5) else None,
-        "summary" if model.v >= (2, 7) else None,
-    )
-    assert log.channels["collective"] == collective
-    assert source is None or log.channels_from == source
-    assert log.channels["nvls"] == (0 if model.v >= (2, 17) else None)
-    assert log.rings == {channel: model.ring for channel in range(model.channels)}
-    assert log.settings == expected_settings(model)
-    assert chosen(log) == expected_choices(model)
-    (communicator,) = log.communicators
-    for rank, index in enumerate(model.nvml):
-        device = communicator.devices[rank]
-        if model.v >= (2, 18) or model.v < (2, 5):
-            assert device.nvml == index
-        if model.v >= (2, 5):
-            assert device.bus_id == bus(index)
-    assert len(communicator.devices) == len(model.nvml)
-    assert (log.notes, log.lost, log.truncated) == ((), 0, False)
-
-
-@BUDGET
-@given(models(), st.integers(0, 999))
-def test_parse_of_render_is_the_model(model, seed):
-    lines = prefixed(model, render(model))
-    check_whole(model, parse_nccl_log("".join(f"{line}\n" for _, line in interleaved(lines, seed))))
-    by_rank = ["".join(f"{line}\r\n" for line in own) for own in lines.values()]
-    check_whole(model, parse_nccl_log(*by_rank))
-
-
-def check_part(model, text):
-    """Nothing in the log of a damaged text may differ from the model; anything may be missing.
-
-    test_damaged_files cuts captures and loses lines of them.
+    The heads of the first and second, the third whole, then the tails.
     """
-    try:
-        log = parse_nccl_log(text)
-    except UnreadableInput:
-        return
-    truth = expected_transports(model)
-    for pair, words in log.transports.items():
-        assert set(words) <= set(truth[pair])
-    assert log.nranks in (None, len(model.ring))
-    assert log.version in (None, model.version)
-    assert log.channels["collective"] in (None, model.channels)
-    assert log.channels["p2p"] in (None, model.channels)
-    assert log.channels["nvls"] in (None, 0)
-    assert log.channels["p2p_per_peer"] in (None, 2)
-    assert all(ring == model.ring for ring in log.rings.values())
-    assert log.settings.items() <= expected_settings(model).items()
-    assert log.conflicts == {}
-    counted = expected_choices(model)
-    assert all(calls <= counted[key] for key, calls in chosen(log).items())
-    for rank, device in log.communicators[0].devices.items():
-        assert device.nvml in (None, model.nvml[rank])
-        assert device.bus_id in (None, bus(model.nvml[rank]))
-
-
-@BUDGET
-@given(models(), st.integers(0, 999), st.integers(0, 9999))
-def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, chance_seed):
-    chance = random.Random(chance_seed)
-    rows = [line for _, line in interleaved(prefixed(model, render(model)), seed)]
-    out, tears = [], 0
+    rows, out, tears = list(rows), [], 0
     while rows:
         if len(rows) > 2 and chance.random() < 0.1:
-            # three writers: heads of the first and second, the third whole, then the tails
             cuts = [chance.randrange(len("NCCL INFO "), len(row)) for row in rows[:2]]
             heads = [row[:cut] for row, cut in zip(rows, cuts, strict=False)]
             if all("NCCL INFO " in head for head in heads):
@@ -324,10 +57,17 @@ def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, c
                 tears += 1
                 continue
         out.append(rows.pop(0))
-    text = "".join(f"{row}\n" for row in out)
-    check_part(model, text)
-    if tears:
-        assert any("torn between ranks" in note for note in parse_nccl_log(text).notes)
+    return "".join(f"{row}\n" for row in out), tears
+
+
+@pytest.mark.parametrize("path", DIALECTS, ids=lambda path: path.stem)
+def test_lines_torn_between_ranks_are_counted_and_never_half_read(path):
+    whole = parse_nccl_log(path.read_text()).to_json()
+    for seed in range(5):
+        text, tears = torn(path.read_text().splitlines(), random.Random(seed))
+        log = parse_nccl_log(text)
+        assert list(differences(log.to_json(), whole, FOLLOWS)) == [] and log.conflicts == {}
+        assert not tears or any("torn between ranks" in note for note in log.notes)
 
 
 HEAD = "vm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
