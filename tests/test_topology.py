@@ -1,7 +1,7 @@
 """Topology: three readers, what they refuse, damage, drawing. Captures: tests/golden."""
 
-import dataclasses
 import json
+import random
 import re
 import subprocess
 import sys
@@ -10,17 +10,12 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.topology.drawing import lay_out
 from analysis.topology.model import (
-    Gpu,
-    Topology,
     distinct_classes,
-    infer_nvswitch,
     is_known,
     nvlink_gb_per_s,
 )
@@ -28,7 +23,6 @@ from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
 from analysis.topology.readers import parse_topology, parse_topology_text, parse_topology_xml
 
 DATA = Path(__file__).parent / "data"
-SETTINGS = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 
 
 def capture(name):
@@ -126,71 +120,26 @@ def test_unreadable_text_names_the_line_and_what_was_expected(text, message):
         parse_topology_text(text)
 
 
+DIALECTS = json.loads((DATA / "topo_dialects" / "affinities.json").read_text())
 WORDS = ["NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "XLINK"]
 
 
-@st.composite
-def topologies(draw):
-    gpus, nics = draw(st.integers(1, 5)), draw(st.integers(0, 3))
-    names = tuple(f"mlx5_{nic}" for nic in range(nics))
-    links = {}
-    for pair in combinations([*range(gpus), *names], 2):
-        links[frozenset(pair)] = draw(st.sampled_from(WORDS))
-    cpus = st.sampled_from([None, "0-19,40-59", "20-39,60-79", "0-127"])
-    nodes = st.sampled_from([None, "0", "1", "12"])
-    devices = tuple(Gpu(gpu, draw(cpus), draw(nodes)) for gpu in range(gpus))
-    return Topology(devices, names, links, infer_nvswitch(range(gpus), links), "generated")
+def dialect(name):
+    return (DATA / "topo_dialects" / name).read_bytes().decode()
 
 
-FLAGS = {name: st.booleans() for name in ("tabs", "ansi", "legend", "crlf")}
-DIALECTS = st.fixed_dictionaries({**FLAGS, "columns": st.integers(0, 3)})
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_dialect_has_its_affinities(name):
+    """Tabs, colours, a legend, carriage returns, fewer columns; links are in tests/golden."""
+    devices = parse_topology_text(dialect(name)).devices
+    assert [[gpu.cpu_affinity, gpu.numa_affinity] for gpu in devices] == DIALECTS[name]
 
 
-def render(topology, dialect):
-    """Text of a topology, and the topology that remains of it in that dialect."""
-    headings = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: dialect["columns"]]
-    devices = [*topology.gpus, *topology.nics]
-    labels = {device: f"GPU{device}" if isinstance(device, int) else device for device in devices}
-    if dialect["legend"]:
-        labels |= {nic: f"NIC{number}" for number, nic in enumerate(topology.nics)}
-    separator = "\t" if dialect["tabs"] else "    "
-    indent = "" if dialect["tabs"] else "    "
-    lines = [indent + separator.join(["", *labels.values(), *headings])]
-    for device in devices:
-        cells = [labels[device]]
-        for peer in devices:
-            cells.append(" X " if peer == device else topology.link_between(device, peer))
-        if isinstance(device, int):
-            gpu = topology.gpu(device)
-            cells += [gpu.cpu_affinity or "N/A", gpu.numa_affinity or "N/A", "N/A"][: len(headings)]
-            if dialect["tabs"] and len(headings) == 3:
-                cells.insert(-1, "")
-        lines.append(separator.join(cells))
-    if dialect["ansi"]:
-        lines[0] = f"\x1b[4m{lines[0]}\x1b[0m"
-    lines += ["", "Legend:", "", "  X    = Self", "  NV#  = a bonded set of # NVLinks", ""]
-    if dialect["legend"]:
-        lines += ["NIC Legend:", "", *(f"  {labels[nic]}: {nic}" for nic in topology.nics), ""]
-    remaining = []
-    for gpu in topology.devices:
-        affinities = (gpu.cpu_affinity, gpu.numa_affinity)
-        remaining.append(Gpu(gpu.index, *affinities[: len(headings)]))
-    text = ("\r\n" if dialect["crlf"] else "\n").join(lines)
-    return text, dataclasses.replace(topology, devices=tuple(remaining))
-
-
-@SETTINGS
-@given(topologies(), DIALECTS)
-def test_parsing_what_was_rendered_gives_the_same_topology(topology, dialect):
-    text, remains = render(topology, dialect)
-    assert parse_topology_text(text) == remains
-
-
-def damage(text, data):
+def damage(text, draw):
     """Drop or repeat a line; or change, drop or repeat one word of it. test_damaged_files cuts."""
     lines = text.split("\n")
-    at = data.draw(st.integers(0, len(lines) - 1))
-    kind = data.draw(st.sampled_from(["drop line", "repeat line", "word", "drop", "repeat"]))
+    at = draw.randrange(len(lines))
+    kind = draw.choice(["drop line", "repeat line", "word", "drop", "repeat"])
     if kind == "drop line":
         del lines[at]
     elif kind == "repeat line":
@@ -198,94 +147,52 @@ def damage(text, data):
     else:
         separator = "\t" if "\t" in lines[at] else " "
         words = lines[at].split(separator)
-        which = data.draw(st.integers(0, len(words) - 1))
+        which = draw.randrange(len(words))
         if kind == "drop":
             del words[which]
         elif kind == "repeat":
             words.insert(which, words[which])
         elif not words[which][:1].isdigit():  # an affinity is written once
-            words[which] = data.draw(st.sampled_from([*WORDS, "X", "N/A", "", "GPU1"]))
+            words[which] = draw.choice([*WORDS, "X", "N/A", "", "GPU1"])
         lines[at] = separator.join(words)
     return "\n".join(lines)
 
 
-@settings(SETTINGS, max_examples=200)
-@given(topologies(), DIALECTS, st.data())
-def test_damage_never_gives_a_wrong_value(topology, dialect, data):
-    text, remains = render(topology, dialect)
-    try:
-        found = parse_topology_text(damage(text, data))
-    except UnreadableInput:
-        return
-    assert found.gpus == remains.gpus
-    assert len(found.nics) == len(remains.nics)
-    names = dict(zip((*found.gpus, *found.nics), (*remains.gpus, *remains.nics), strict=True))
-    for a, b in combinations(names, 2):
-        word = found.link_between(a, b)
-        assert word == remains.link_between(names[a], names[b]) or not is_known(word)
-    for gpu, truth in zip(found.devices, remains.devices, strict=True):
-        assert gpu.cpu_affinity in (None, truth.cpu_affinity)
-        assert gpu.numa_affinity in (None, truth.numa_affinity)
+@pytest.mark.parametrize("name", DIALECTS)
+def test_damage_never_gives_a_wrong_value(name):
+    whole, read = parse_topology_text(dialect(name)), 0
+    for seed in range(60):
+        try:
+            found = parse_topology_text(damage(dialect(name), random.Random(seed)))
+        except UnreadableInput:
+            continue
+        read += 1
+        assert found.gpus == whole.gpus and len(found.nics) == len(whole.nics)
+        names = dict(zip((*found.gpus, *found.nics), (*whole.gpus, *whole.nics), strict=True))
+        for a, b in combinations(names, 2):
+            word = found.link_between(a, b)
+            assert word == whole.link_between(names[a], names[b]) or not is_known(word)
+        for gpu, truth in zip(found.devices, whole.devices, strict=True):
+            assert gpu.cpu_affinity in (None, truth.cpu_affinity)
+            assert gpu.numa_affinity in (None, truth.numa_affinity)
+    assert read > 5
 
 
 BUS = [f"0000:{bus}:00.0" for bus in ("06", "07", "0a", "0b", "85", "86", "89", "8a")]
 
 
-def dgx1_xml():
-    """DGX-1 as NCCL dumps it: two GPUs and a NIC a PCIe switch, two switches a NUMA node."""
-    text = parse_topology_text(DGX1)
-    link = 'link_speed="8 GT/s" link_width="16"'
-    lines = ['<system version="1">']
-    for node, affinity in enumerate(["00000fff,ff00000f,ffff", "fffff,00000000,000fffff,f0000000"]):
-        lines.append(f'<cpu numaid="{node}" affinity="{affinity}" arch="x86_64" vendor="Intel">')
-        for switch in range(2):
-            lines.append(f'<pci busid="0000:{node}{switch}:00.0" class="0x060400" {link}>')
-            for gpu in range(node * 4 + switch * 2, node * 4 + switch * 2 + 2):
-                lines.append(f'<pci busid="{BUS[gpu]}" class="0x030200" {link}>')
-                lines.append(f'<gpu dev="{gpu}" sm="70" rank="{gpu}" gdr="1">')
-                for peer in sorted({*range(8)} - {gpu}):
-                    word = text.link_between(gpu, peer)
-                    if word.startswith("NV"):
-                        target = f'target="{BUS[peer]}" count="{word[2:]}"'
-                        lines.append(f'<nvlink {target} tclass="0x030200"/>')
-                lines.append("</gpu></pci>")
-            name = f"mlx5_{node * 2 + switch}"
-            lines.append(f'<pci busid="0000:{node}{switch}:09.0" class="0x020700"><nic>')
-            lines.append(f'<net name="{name}" dev="0" speed="100000" port="1"/></nic></pci></pci>')
-        lines.append("</cpu>")
-    return "\n".join([*lines, "</system>", ""])
+# As NCCL dumps it: two GPUs and a NIC a PCIe switch, two switches a NUMA node; two GPUs behind NVSwitch.
+DGX1_XML, SWITCHED = ((DATA / f"nccl_topo_{name}.xml").read_text() for name in ("dgx1", "switched"))
 
 
 def test_xml_of_a_dgx1_agrees_with_its_text():
-    topology, text = parse_topology(dgx1_xml()), parse_topology_text(DGX1)
+    topology, text = parse_topology(DGX1_XML), parse_topology_text(DGX1)
     assert topology.links == text.links
     assert topology.nics == text.nics
     assert topology.gpu(0).numa_affinity == "0"
     assert topology.gpu(0).bus_id == "0000:06:00.0"
     assert topology.gpu(0).nvlink_gb_per_s == 25.0
     assert topology.nvswitch is False
-
-
-SWITCHED = """<system version="1">
-  <cpu host_hash="0x1" numaid="-1" affinity="0000ffff">
-    <pci busid="0000:16:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
-      <pci busid="0000:18:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
-        <gpu dev="0" sm="90" rank="0" gdr="1">
-          <nvlink target="0000:07:00.0" count="5" tclass="0x068000"/>
-          <nvlink target="0000:06:00.0" count="13" tclass="0x068000"/>
-        </gpu>
-      </pci>
-    </pci>
-    <pci busid="0000:98:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
-      <pci busid="0000:9A:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
-        <gpu dev="3" sm="90" rank="1" gdr="1">
-          <nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>
-        </gpu>
-      </pci>
-    </pci>
-  </cpu>
-</system>
-"""
 
 
 def test_xml_links_to_switches_add_up_even_when_the_switches_are_invisible():
@@ -301,7 +208,7 @@ def without_nvlinks(xml):
 
 
 def test_xml_paths_without_nvlink():
-    topology = parse_topology_xml(without_nvlinks(dgx1_xml()))
+    topology = parse_topology_xml(without_nvlinks(DGX1_XML))
     words = [topology.link_between(0, gpu) for gpu in range(1, 8)]
     assert words == ["PIX", "PHB", "PHB", "SYS", "SYS", "SYS", "SYS"]
     deep = without_nvlinks(SWITCHED)
@@ -322,14 +229,14 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]>\n<system><cpu>&c;<
     ("text", "message"),
     [
         (BOMB, "line 1: a document type"),
-        (dgx1_xml()[:900], "accepted is whole XML"),
+        (DGX1_XML[:900], "accepted is whole XML"),
         ("<system/>", "no <gpu"),
         ("<graphs><gpu dev='0'/></graphs>", "root element is 'graphs'"),
         (SWITCHED.replace('dev="3"', 'dev="0"'), "line 13: a second <gpu dev=0>, the first in"),
         (SWITCHED.replace('count="5"', 'count="many"'), "line 6: <nvlink> has count='many'"),
         (SWITCHED.replace('count="5"', 'count="0"'), "line 6: <nvlink> has count='0'"),
         (SWITCHED.replace('dev="3"', ""), "line 13: <gpu> has dev=''"),
-        (dgx1_xml().replace('07:00.0" count="1"', '07:00.0" count="2"', 1),
+        (DGX1_XML.replace('07:00.0" count="1"', '07:00.0" count="2"', 1),
          "2 NVLinks from GPU 0 to GPU 1, but 1 back"),
         ("<system>" + "<a>" * 100, "nested deeper"),
         ("<system>" + " " * 9_000_000, "at most"),
@@ -493,5 +400,5 @@ def test_drawing_has_gpus_in_one_row_above_their_nics():
 def test_command_reads_standard_input():
     """What each capture says as JSON is in tests/golden/topology.txt."""
     command = [sys.executable, "-m", "analysis", "topology", "-", "--json"]
-    done = subprocess.run(command, input=dgx1_xml(), text=True, stdout=-1, cwd=DATA.parent.parent)
+    done = subprocess.run(command, input=DGX1_XML, text=True, stdout=-1, cwd=DATA.parent.parent)
     assert json.loads(done.stdout)["links"]["0-3"] == "NV2"
