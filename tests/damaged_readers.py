@@ -126,33 +126,19 @@ def place(files, seed, folder):
 
 
 def nccl_logs():
-    lines = (DATA / "nccl_h200_x8_default.log").read_bytes().splitlines(keepends=True)
     packed = sorted(EAGER.glob("*/nccl/*.gz"))[0]
     tuning = gzip.decompress(packed.read_bytes())[:6000].rpartition(b"\n")[0] + b"\n"
-    small = captures("nccl_dgx1_gpus_0_3_p2p_level_1.log", "nccl_h200_gpus_0_3_p2p_level_LOC.log")()
-    return [*small, Seed(b"".join(lines[:: len(lines) // 60])), Seed(tuning)]
+    small = captures(
+        *("nccl_dgx1_gpus_0_3_p2p_level_1.log", "nccl_h200_gpus_0_3_p2p_level_LOC.log"),
+        *(f"nccl_dialects/{version}.log" for version in ("2.4.8", "2.18.3", "2.30.7")),
+    )
+    return [*small(), Seed(tuning)]
 
 
 def nccl_tests_texts():
     lines = (DATA / "nccl_tests_h200_x2.txt").read_bytes().splitlines(keepends=True)
     whole = captures("nccl_tests_h200_x2_graph.txt", "nccl_tests_sharp_cluster.txt")()
     return [Seed(b"".join(lines[:60])), *whole]
-
-
-def topology_xmls():
-    """Return the dump of four H200s, and one with two CPUs, switches and NICs."""
-    gpu = (
-        '<pci busid="0000:a{n}:00.0" link_speed="16.0 GT/s PCIe" link_width="16">'
-        '<pci busid="0000:b{n}:00.0" link_speed="8 GT/s" link_width="16"><gpu dev="{n}" sm="70">'
-        '<nvlink target="0000:b{peer}:00.0" count="2" tclass="0x030200"/></gpu></pci>'
-        '<pci busid="0000:c{n}:00.0"><nic><net name="mlx5_{n}" dev="{n}"/></nic></pci></pci>'
-    )
-    cpus = []
-    for cpu in (0, 1):
-        gpus = [gpu.format(n=number, peer=number ^ 1) for number in (2 * cpu, 2 * cpu + 1)]
-        cpus.append(f'<cpu numaid="{cpu}" affinity="0000000f,ffffffff">{"".join(gpus)}</cpu>\n')
-    made = f'<system version="1">\n{"".join(cpus)}</system>\n'
-    return [*captures("nccl_topo_h200_x4.xml")(), Seed(made.encode())]
 
 
 @functools.cache
@@ -349,13 +335,15 @@ def floor_seeds():
 
 def read_floor(seed, folder):
     """Read noise_floor.json as the end of a sweep, and as a report of a study beside it does."""
+    from build import make_record
+
     from analysis.study.noise_floor import NoiseFloors, as_json, floors_of, of_other_studies
 
     (folder / "noise_floor.json").write_bytes(seed.data)
     scatters = of_other_studies(folder / "study")
     floors = NoiseFloors(scatters)
-    for group, metric in scatters:
-        floors.of(group, metric)
+    for _, metric in scatters:
+        floors.of(make_record(), metric)
     try:
         sums = floors_of(folder / "noise_floor.json")
     except (OSError, ValueError) as error:
@@ -544,7 +532,7 @@ READERS = {
     "p2p-text": Reader(captures(*P2P), command("p2p"), TEXT, ONE_LINE),
     "topo-text": Reader(captures(*TOPOLOGIES), command("topology", drawn=True), TEXT, LINES),
     "topo-xml": Reader(
-        topology_xmls, command("topology", drawn=True),
+        captures("nccl_topo_h200_x4.xml", "nccl_topo_dgx1.xml"), command("topology", drawn=True),
         (*TEXT, *(damage.change_xml,) * 6, damage.nest),
     ),
     "nsys": Reader(
