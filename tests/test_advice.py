@@ -208,19 +208,3 @@ def test_without_any_strategy_one_worker_is_advised_alone(tmp_path, capsys):
     assert "Highest is none on CPU worker 0 with batch 16" in capsys.readouterr().out
     assert main(["advise", study, "--gpus", "0+1"]) == 2
     assert "the study has no strategy to advise on" in capsys.readouterr().err
-
-
-WRONG = {
-    "no such GPU": ("--gpus 0+9", "has no GPU 9; accepted are 0, 1, 2, 3"),
-    "sizes": ("--gpus 0+1,0+1+2", "subsets of one size"),
-    "a strategy": ("--gpus 0+1 --strategy magic", "accepted are none, nccl_allreduce"),
-    "a word of NCCL's": ("--gpus 0+1 --nccl P2P_LEVEL=loc", "LOC"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_request_is_one_sentence(name, capsys):
-    arguments, sentence = WRONG[name]
-    assert main(["advise", str(WATERFALL), *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1

@@ -334,7 +334,7 @@ def test_few_cells_claim_no_error():
     held = hold_out(calibration, "condition")
     made = forecast(calibration, ON_FOUR, scores_of(held))
     assert made.low is None and "not enough to state an error: 8 cells" in " ".join(made.why)
-    assert all(result.inside is None for result in held) and errors_of(held).covered is None
+    assert all(result.inside is None for result in held) and errors_of(held)["covered"] is None
 
 
 def hooked(hook, name="nccl_allreduce", workload=WORKLOAD):
@@ -539,17 +539,6 @@ def test_subsets_and_settings_as_typed():
     assert read_subsets("0+1,0+3", None) == [Subset(2, members=(0, 1)), Subset(2, members=(0, 3))]
     assert read_subsets("4,16", 8) == [Subset(4), Subset(8, 2)]
     assert read_nccl("P2P_LEVEL=LOC,algo=Ring") == {"NCCL_P2P_LEVEL": "LOC", "NCCL_ALGO": "Ring"}
-
-
-# Others are in the golden net (refusals.txt).
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [(["STUDY"], "no cell has a step time"), (["STUDY/nowhere"], "no such folder")],
-)
-def test_a_study_without_cells_is_one_sentence(words, sentence, capsys, tmp_path):
-    assert main(["predict", *(word.replace("STUDY", str(tmp_path)) for word in words)]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
 
 
 def test_servers_on_gpus_share_those_of_ranks_where_the_machine_has_no_other(capsys):

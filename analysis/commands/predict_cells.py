@@ -108,16 +108,13 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print forecasts. Raises OSError, ValueError."""
+    wrong = ""
     if arguments.per_node is not None and arguments.gpus is None:
-        raise ValueError(
-            f"--per-node {arguments.per_node}: accepted together with --gpus, such as "
-            "--gpus 16,64,256 --per-node 8"
-        )
-    if arguments.net is not None and arguments.per_node is None:
-        raise ValueError(
-            f"--net {arguments.net}: accepted together with --gpus and --per-node, such as "
-            "--gpus 16,64,256 --per-node 8"
-        )
+        wrong = f"--per-node {arguments.per_node}: accepted together with --gpus"
+    elif arguments.net is not None and arguments.per_node is None:
+        wrong = f"--net {arguments.net}: accepted together with --gpus and --per-node"
+    if wrong:
+        raise ValueError(f"{wrong}, such as --gpus 16,64,256 --per-node 8")
     folders = [open_study(Path(folder)) for folder in arguments.study]
     study = folders[0]
     if len(folders) > 1:
@@ -361,7 +358,7 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
                 }
             )
         facts = {"holdout": arguments.holdout, "level": LEVEL}
-        print(json.dumps({**facts, "cells": cells, "summary": asdict(errors)}))
+        print(json.dumps({**facts, "cells": cells, "summary": errors}))
         return
     notes = []
     rows = []
@@ -382,27 +379,30 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
     out = console()
     out.print(Table.of("forecasts", CAPTION, HELD_OUT, rows).to_rich())
-    with_forecast = errors.cells - errors.not_forecast
-    out.print(f"{with_forecast} of {errors.cells} held-out cells have a forecast")
-    if errors.cost is not None:
-        out.print(
-            f"communication cost ({errors.cost_cells} cells): mean error "
-            f"{number(errors.cost, 'share')}, the null model's {number(errors.null_cost, 'share')}"
-        )
-    if errors.step is not None:
-        out.print(
-            f"step: {number(errors.step, 'share')}, the null model's "
-            f"{number(errors.null_step, 'share')}"
-        )
-    if errors.covered is None:
-        needed = f"{FEWEST_HELD_OUT + 1} held-out cells are needed"
-        out.print(f"intervals: not enough to state an error; {needed}")
-    else:
-        share = number(errors.covered / errors.with_interval, "share")
-        out.print(
-            f"90 % intervals: {errors.covered} of {errors.with_interval} cells inside ({share})"
-        )
+    for line in _error_lines(errors):
+        out.print(line)
     print_notes(notes)
+
+
+def _error_lines(errors: Mapping[str, Any]) -> list[str]:
+    """Return how good the forecasts of held-out cells were, in sentences."""
+    with_forecast = errors["cells"] - errors["not_forecast"]
+    lines = [f"{with_forecast} of {errors['cells']} held-out cells have a forecast"]
+    for key, what in (
+        ("cost", f"communication cost ({errors['cost_cells']} cells): mean error "),
+        ("step", "step: "),
+    ):
+        if errors[key] is not None:
+            null = number(errors[f"null_{key}"], "share")
+            lines.append(f"{what}{number(errors[key], 'share')}, the null model's {null}")
+    covered, of = errors["covered"], errors["with_interval"]
+    if covered is None:
+        needed = f"{FEWEST_HELD_OUT + 1} held-out cells are needed"
+        lines.append(f"intervals: not enough to state an error; {needed}")
+    else:
+        share = number(covered / of, "share")
+        lines.append(f"90 % intervals: {covered} of {of} cells inside ({share})")
+    return lines
 
 
 def print_notes(notes: Sequence[str]) -> None:

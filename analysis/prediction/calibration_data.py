@@ -309,12 +309,12 @@ def gradient_curve(cell: MeasuredCell) -> TimeCurve | None:
 def _collective_curve(record: Record) -> TimeCurve | None:
     """Return the collective that a record timed, alone or in the ranks of a training cell."""
     cell = record.cell
+    times: dict[float, float] = {}
     if cell.trains:
         kind = mapping(record.tables.get("bucket_exchange")).get("operation")
         query = query_of(cell, workload_of(request_of(cell), record.model))
         # What went there and what came back, as a share of what went there.
         both_ways = (1 + strategies.return_ratio(query)) / 2
-        times = {}
         for size, time_us in read_bucket_times(record.tables).items():
             times[size * both_ways] = time_us
     else:
@@ -322,7 +322,9 @@ def _collective_curve(record: Record) -> TimeCurve | None:
         if options.get("cuda_graph") or options.get("coalesced", 1) != 1:
             return None
         kind = options.get("collective")
-        times = _nccl_tests_times(record)
+        nccl_runs = mapping(record.tables.get("nccl-tests")).get("runs")
+        if isinstance(nccl_runs, list) and nccl_runs:
+            times = _more_than_zero(_rows({"first": nccl_runs[0]}, "first", _nccl_tests_row))
     if not isinstance(kind, str) or not times:
         return None
     if not COLLECTIVES.keys() >= set(kind.split(AND)):
@@ -334,17 +336,10 @@ def _collective_curve(record: Record) -> TimeCurve | None:
     return TimeCurve(kind, wire, cell.world_size, hosts, sizes, times_us, record.record_id)
 
 
-def _nccl_tests_times(record: Record) -> dict[float, float]:
-    """Return {bytes: µs} of a collectives record, out of place where there is."""
-
-    def read_row(row: Any) -> tuple[float, float]:
-        timed = row.get("out_of_place") or row["in_place"]
-        return _within(row["bytes"], 1, math.inf), _within(timed["time_us"], 0.0, math.inf)
-
-    runs = mapping(record.tables.get("nccl-tests")).get("runs")
-    if not isinstance(runs, list) or not runs:
-        return {}
-    return _more_than_zero(_rows({"first": runs[0]}, "first", read_row))
+def _nccl_tests_row(row: Any) -> tuple[float, float]:
+    """Return bytes and µs, out of place where there are."""
+    timed = row.get("out_of_place") or row["in_place"]
+    return _within(row["bytes"], 1, math.inf), _within(timed["time_us"], 0.0, math.inf)
 
 
 # --- the tables of a calibration

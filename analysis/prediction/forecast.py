@@ -49,8 +49,8 @@ ASSUMED_NETWORK = "assumed_network"  # between hosts, as --net describes it
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 SMALL = "small"  # batches below LARGE from larger ones, of one GPU too
 LARGE = 128
-HOLDOUTS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL, SMALL)
-_NEEDS = {
+# {way of holding cells out: what a study is like that has none}
+HOLDOUTS = {
     CONDITION: "the study has no valid training cell of several GPUs",
     SIZE: "the study has training cells of one size of several GPUs only",
     TRANSPORT: "all training cells of several GPUs have the same transport",
@@ -232,9 +232,9 @@ def hold_out(calibration: CalibrationData, way: str) -> list[HeldOut]:
     for cell in calibration.several:
         if cell.query.strategy != "none" and cell.valid:
             valid.append(cell)
-    needs = _NEEDS[CONDITION]
+    needs = HOLDOUTS[CONDITION]
     if valid or way == SMALL:
-        needs = _NEEDS[way]
+        needs = HOLDOUTS[way]
     cells = _can_be_held_out(calibration, valid, way)
     if not cells:
         raise ValueError(f"--holdout {way}: {of_unit(needs, calibration.unit)}")
@@ -366,24 +366,11 @@ def held_out_scores(calibration: CalibrationData) -> dict[str, list[float]]:
     return scores
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Mean absolute errors of held-out cells as shares; None without cells for one."""
-
-    cells: int
-    not_forecast: int
-    cost_cells: int
-    cost: float | None
-    null_cost: float | None
-    step: float | None
-    null_step: float | None
-    covered: int | None  # of the cells with an interval
-    with_interval: int
-
-
-def errors_of(held: Sequence[HeldOut]) -> Errors:
-    """Return the errors of held-out cells, with the null model's."""
-    errors: dict[str, list[float]] = defaultdict(list)
+def errors_of(held: Sequence[HeldOut]) -> dict[str, Any]:
+    """Return how good forecasts of held-out cells were: mean absolute errors as shares, with the
+    null model's, of the `cost_cells` with a cost and of all; None without cells for one.
+    """
+    errors: dict[str, list[float]] = {"cost": [], "null_cost": [], "step": [], "null_step": []}
     inside = []
     for result in held:
         prediction = result.forecast
@@ -396,21 +383,20 @@ def errors_of(held: Sequence[HeldOut]) -> Errors:
             errors["null_cost"].append(abs(prediction.null_cost_ms / result.cost_ms - 1))
         if result.inside is not None:
             inside.append(result.inside)
-    covered = None
+    summary: dict[str, Any] = {
+        "cells": len(held),
+        "not_forecast": len(held) - len(errors["step"]),
+        "cost_cells": len(errors["cost"]),
+        "covered": None,  # of the cells with an interval
+        "with_interval": len(inside),
+    }
     if inside:
-        covered = sum(inside)
-    means = {name: fmean(several) for name, several in errors.items()}
-    return Errors(
-        cells=len(held),
-        not_forecast=len(held) - len(errors["step"]),
-        cost_cells=len(errors["cost"]),
-        cost=means.get("cost"),
-        null_cost=means.get("null_cost"),
-        step=means.get("step"),
-        null_step=means.get("null_step"),
-        covered=covered,
-        with_interval=len(inside),
-    )
+        summary["covered"] = sum(inside)
+    for name, several in errors.items():
+        summary[name] = None
+        if several:
+            summary[name] = fmean(several)
+    return summary
 
 
 # --- before a cell runs (predict=auto)
