@@ -51,9 +51,9 @@ def advice_on(study, pairs, settings=({},), scores=None, **asked):
     return ranked
 
 
-def with_floor(study):
-    """The study, where others of its folder showed that runs of equal cells differ by 0.2 %."""
-    group = group_of(study.records[0])
+def with_floor(study, strategy="nccl_allreduce"):
+    """The study, where others showed that runs of a strategy's equal cells differ by 0.2 %."""
+    group = group_of(study.records[0])._replace(strategy=strategy)
     floor = {(group, IMAGES_PER_SECOND): Scatter(runs=12, freedom=8, squares=8 * 0.002**2)}
     return Study.of(study.records, scatters=floor)
 
@@ -74,6 +74,13 @@ def test_a_measured_cell_has_the_interval_that_reports_show():
     # LOC is 2.2 % slower
     alike = {key: overlaps(cell, ranked[0]) for key, cell in cells.items()}
     assert alike[(0, 3), False] and alike[(0, 1), False] and not alike[(0, 3), True]
+
+
+def test_an_interval_that_another_strategy_lent_says_no_order():
+    ranked = advice_on(with_floor(open_study(SETTINGS), "none"), [(0, 3)], [{}, LOC])
+    for cell in ranked:
+        assert cell.low < cell.rate < cell.high and overlaps(cell, ranked[0]) is None
+        assert "the scatter is that of none on 2 GPUs" in cell.why
 
 
 def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):

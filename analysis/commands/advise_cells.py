@@ -243,14 +243,14 @@ def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
         how = "measured"
     rate = number(first.rate, "rate")
     cell_words = f"{query.strategy} on {on}: {rate} images/s, {how}."
-    if len(ranked) > 1 and first.low is None:
+    if len(ranked) > 1 and first.why:
         why = of_unit(first.why, query.unit)
         return f"Which is best cannot be told: {why}. Highest is {cell_words}"
     sentences = [f"First is {cell_words}"]
     reached = [overlaps(cell, first) for cell in ranked[1:]]
     for cells, why in (
         (reached.count(True), "cannot be told from it (~): intervals overlap"),
-        (reached.count(None), "cannot be compared: without an interval"),
+        (reached.count(None), "cannot be compared: without an interval of equal cells"),
     ):
         if cells:
             sentences.append(f"{count(cells, 'cell')} {why}.")

@@ -46,12 +46,14 @@ class RankedCell:
     high: float | None = None
     runs: int = 0  # that were measured; 0: it is a forecast
     bounded: bool = False  # the upper end of its interval is the most that is believed
-    why: str = ""  # it has no interval
+    why: str = ""  # it has no interval, or one that says no order
 
 
 def overlaps(cell: RankedCell, first: RankedCell) -> bool | None:
-    """Tell whether the interval of a cell reaches that of a faster one; None without both."""
-    if cell.high is None or first.low is None:
+    """Tell whether the interval of a cell reaches that of a faster one; None where one of them has
+    none, or has that of other cells.
+    """
+    if cell.high is None or first.low is None or cell.why or first.why:
         return None
     return cell.high >= first.low
 
@@ -92,15 +94,20 @@ def _by_runs(candidate: Candidate, measured: Sequence[MeasuredCell]) -> RankedCe
     runs = 0
     rates = []
     ends = []
+    lent_by = ""
     for cell in measured:
         assert cell.rate is not None
         runs += len(cell.record_ids)
         rates.append(cell.rate.value)
+        lent_by = lent_by or cell.lent_by
         if cell.rate.low is not None and cell.rate.high is not None:
             ends += [cell.rate.low, cell.rate.high]
     rate = statistics.fmean(rates)
     if len(ends) == 2 * len(measured):
-        return RankedCell(candidate, rate, min(ends), max(ends), runs)
+        why = ""
+        if lent_by:
+            why = f"too few runs of equal cells are known: the scatter is that of {lent_by}"
+        return RankedCell(candidate, rate, min(ends), max(ends), runs, why=why)
     why = NOT_KNOWN
     if runs == 1:
         why = f"one run each, and {NOT_KNOWN}"

@@ -65,6 +65,7 @@ class MeasuredCell:
     launch_ms: tuple[float, ...] = ()
     label: str = ""
     rate: Estimate | None = None  # images per second of the next run, as reports have it
+    lent_by: str = ""  # whose noise floor its interval has, where it is not that of equal cells
     # What a calibration measured in its ranks (benchmarks/training/calibration); empty without one.
     buckets: tuple[float, ...] = ()  # bytes of each on the wire
     moments: Moments | None = None
@@ -222,6 +223,10 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
             launch_ms.append(run.metrics.get(STEP, 0.0))
         else:
             cpu_bound = False
+    lent_by = ""
+    floor = runs.floor(IMAGES_PER_SECOND)
+    if floor is not None:
+        lent_by = floor.lent_by
     return MeasuredCell(
         query=query,
         record_ids=tuple(record_ids),
@@ -236,6 +241,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         launch_ms=tuple(ms for ms in launch_ms if 0 < ms <= MOST_MS),
         label=runs.cell.name,
         rate=runs.next_run(IMAGES_PER_SECOND),
+        lent_by=lent_by,
         buckets=read_buckets(tables),
         moments=read_moments(tables),
     )
