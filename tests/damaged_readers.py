@@ -342,8 +342,8 @@ def read_floor(seed, folder):
     (folder / "noise_floor.json").write_bytes(seed.data)
     scatters = of_other_studies(folder / "study")
     floors = NoiseFloors(scatters)
-    for _, metric in scatters:
-        floors.of(make_record(), metric)
+    for group, metric in scatters:
+        floors.of(make_record(), group, metric)
     try:
         sums = floors_of(folder / "noise_floor.json")
     except (OSError, ValueError) as error:

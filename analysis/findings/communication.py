@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from analysis.findings.baselines import WITHOUT, Baselines
 from analysis.study import names as labels
 from analysis.study.conditions import Condition, irrelevant_to_baselines
-from analysis.study.intervals import of_median, quantile
+from analysis.study.intervals import Estimate, of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import COST as COST
 from analysis.study.rates import IMAGES_PER_SECOND
@@ -48,7 +48,8 @@ class Communication:
     gpus: tuple[Member, ...]
     key: Key
     record_ids: tuple[str, ...]
-    cost_ms: float  # of the strategy in a step
+    # Of the strategy in a step; None: a suspect cell whose cost may be 0.
+    cost_ms: Estimate | None
     cost_alone_ms: float | None  # … on one GPU
     alone_from: str  # how that was measured
     exposed_ms: float | None
@@ -255,7 +256,7 @@ def communication(study: Study) -> tuple[Communication, ...]:
             gpus=runs.gpus,
             key=runs.key,
             record_ids=runs.record_ids,
-            cost_ms=statistics.median(runs.values(COST)),
+            cost_ms=runs.next_run(COST),
             cost_alone_ms=claims[0].alone_ms,
             alone_from=claims[0].source,
             exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),

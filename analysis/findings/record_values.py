@@ -63,8 +63,10 @@ class SeveralRecords:
             estimate, floor = runs.next_run(name), runs.floor(name)
             if estimate is None or floor is None or estimate.low is None or estimate.high is None:
                 continue
-            ends = (estimate.low, estimate.high, float(floor.runs))
-            values |= zip(names_of(name), ends, strict=True)
+            low, high, runs_of_floor = names_of(name)
+            values |= {low: estimate.low, high: estimate.high}
+            if not floor.lenders:  # a lent one rests on no run of an equal cell
+                values[runs_of_floor] = float(floor.runs)
         return values
 
     def facts(self, record: Record) -> dict[str, object]:

@@ -6,11 +6,12 @@ from collections.abc import Container, Iterable, Mapping
 from analysis.findings.baselines import AGAINST, EFFICIENCY, stated
 from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
-from analysis.study.intervals import WORDS, ends_of, rests_on
+from analysis.study.intervals import WORDS, ends_of, names_of, rests_on
 from analysis.study.names import of_unit
 from analysis.study.rates import IMAGES_PER_SECOND, primary_rate
 from benchmarks.record import Record, metrics
 
+RUNS = names_of(IMAGES_PER_SECOND)[2]  # absent where the interval is lent
 MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
 ONE_RUN = "one run"  # stands there where it is not known
 LEAST_MARGIN = 0.00005  # a smaller one would be rounded to 0.00 %
@@ -101,13 +102,15 @@ def margin(values: Mapping[str, float]) -> str:
 
 def about_margins(values: Iterable[Mapping[str, float]]) -> str:
     """Return what ± is: `± for the next run, from 12 runs of equal cells`; empty without any."""
-    runs = []
+    runs, lent_by = [], ""
     for of_cell in values:
         for name, value in of_cell.items():
             if name.endswith("ci_runs"):
                 runs.append(value)
-    basis = rests_on(runs)
-    return f"± {WORDS} (95 %), {basis} of equal cells" if basis else ""
+        if RUNS not in of_cell and ends_of(IMAGES_PER_SECOND, of_cell):
+            lent_by = "other cells"
+    basis = rests_on(runs, lent_by)
+    return f"± {WORDS} (95 %), {basis}" if basis else ""
 
 
 def about_reference(shown: Container[str]) -> str:

@@ -97,15 +97,21 @@ def median_and_interval(runs: Runs, metric: str) -> str:
 
 def about_intervals(study: Study, subject: str = "Ranges are") -> str:
     """Return ` Ranges are 95 % intervals for the next run, …`, to end a caption; empty without."""
-    runs = []
+    runs, lent_by = [], ""
     for same in study.runs:
         floor = same.floor(RATE)
-        if floor is not None and same.values(RATE):
+        if floor is None or not same.values(RATE):
+            continue
+        if not floor.lenders:
             runs.append(floor.runs)
-    if not runs:
+        elif lent_by in ("", floor.lent_by):
+            lent_by = floor.lent_by
+        else:
+            lent_by = "those that section “The noise floor” names"
+    basis = intervals.rests_on(runs, lent_by)
+    if not basis:
         return ""
-    basis = intervals.rests_on(runs)
-    return f" {subject} 95 % intervals {intervals.WORDS}, {basis} of equal cells."
+    return f" {subject} 95 % intervals {intervals.WORDS}, {basis}."
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:

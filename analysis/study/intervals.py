@@ -85,10 +85,15 @@ def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | N
     return values[low], values[high]
 
 
-def rests_on(numbers: Iterable[float]) -> str:
-    """Return `from 12 runs`, or `from 6 to 12 runs`; empty where there is none."""
-    runs = sorted(numbers)
-    if not runs:
-        return ""
-    ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
-    return f"from {' to '.join(ends)} runs"
+def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
+    """Return `from 6 to 12 runs of equal cells, or lent by …`; empty where there is none.
+
+    `lent_by` names the cells whose runs others rest on; empty where none does.
+    """
+    runs, parts = sorted(numbers), []
+    if runs:
+        ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
+        parts.append(f"from {' to '.join(ends)} runs of equal cells")
+    if lent_by:
+        parts.append(f"lent by {lent_by}")
+    return ", or ".join(parts)

@@ -129,23 +129,26 @@ class NoiseFloors:
     def __init__(self, scatters: Scatters | None = None) -> None:
         """`scatters` is what other studies of the output_dir showed."""
         self._of_other_studies = scatters or {}
-        self._cells: dict[int, Sequence[Record]] = {}  # by id() of each of their records
+        self._cells: list[tuple[FloorGroup, Sequence[Record]]] = []  # that ran more than once
+        self._cell_of: dict[int, Sequence[Record]] = {}  # by id() of each of their records
         self._pooled: dict[str, dict[FloorGroup, _Pool]] = {}
 
     def learn(self, cells: Iterable[Sequence[Record]]) -> None:
         """Take what a study measured: the records of each cell."""
         for records in cells:
-            self._cells |= dict.fromkeys(map(id, records), records)
+            if len(records) > 1:
+                self._cells.append((group_of(records[0]), records))
+                self._cell_of |= dict.fromkeys(map(id, records), records)
         self._pooled.clear()
 
-    def of(self, record: Record, metric: str) -> Floor | None:
-        """Return the floor of a record's cell, that of its group; None where too little is known.
+    def of(self, record: Record, group: FloorGroup, metric: str) -> Floor | None:
+        """Return the floor of a record's cell and its group; None where too little is known.
 
         A lent one is never below what the cell's own runs show, inside and between them. A suspect
         cell has the floor of its own runs alone.
         """
-        records, group = self._cells.get(id(record), (record,)), group_of(record)
-        if any(map(is_suspect, records)):
+        records = self._cell_of.get(id(record), (record,))
+        if any(is_suspect(run) for run in records if not run.drift):
             own = scatter_of(records, metric)
             return own.floor(FEWEST, f"{metric} {records[0].record_id}")
         pools = self._pools(metric)
@@ -179,7 +182,7 @@ class NoiseFloors:
     def own(self) -> Scatters:
         """Return what the study's own runs showed, for every metric that can have a floor."""
         names: set[str] = set()
-        for records in self._cells.values():
+        for _, records in self._cells:
             for record in records:
                 names |= record.metrics.keys()
         scatters = {}
@@ -192,10 +195,9 @@ class NoiseFloors:
     def _own_scatters(self, metric: str) -> dict[FloorGroup, Scatter]:
         """Return the scatter of one metric over runs of one cell, where at least two have it."""
         scatters: dict[FloorGroup, Scatter] = defaultdict(Scatter)
-        for records in {id(records): records for records in self._cells.values()}.values():
+        for group, records in self._cells:
             steady = [record for record in records if not is_suspect(record)]
-            if len(steady) > 1:
-                scatters[group_of(steady[0])] += scatter_of(steady, metric)
+            scatters[group] += scatter_of(steady, metric)
         return scatters
 
 

@@ -124,7 +124,7 @@ class Runs:
 
     def floor(self, metric: str) -> Floor | None:
         """Return the noise floor of a metric; None where too few runs of equal cells are known."""
-        return self.floors.of(self.records[0], metric)
+        return self.floors.of(self.records[0], self.group, metric)
 
     def next_run(self, metric: str) -> Estimate | None:
         """Return the median of a metric with the interval of the next run; None without it.
