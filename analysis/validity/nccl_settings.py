@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from analysis.nccl.announcements import VISIBLE, announcement, same_value
 from analysis.nccl.log import NcclLog, version_numbers
@@ -42,8 +43,71 @@ DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}
 DISABLE = "NCCL_P2P_DISABLE"
 NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", DISABLE, "NCCL_SHM_DISABLE")
 
-Answer = tuple[str, str]  # the end of a sentence, and the severity
 Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # by function and bytes
+
+
+class Outcome(NamedTuple):
+    """What a rule found: a code of checks.OTHER_CODES, and the sentence that follows NAME=VALUE."""
+
+    code: str
+    severity: str  # invalid, suspect, finding, unchecked
+    sentence: str  # {} stands for what the log shows
+
+    def of(self, shown: str) -> "Outcome":
+        """Return the outcome with what the log shows in its sentence."""
+        return self._replace(sentence=self.sentence.format(shown))
+
+
+def skipped(code: str, why: str) -> Outcome:
+    """Return the outcome of a rule that had nothing to look at."""
+    return Outcome(code, "unchecked", f" was not checked: {why}")
+
+
+def unknown_effect(why: str) -> Outcome:
+    """Return the outcome of two logs that cannot be compared."""
+    return Outcome("setting_no_effect", "unchecked", f" has an unknown effect: {why}")
+
+
+IGNORED, NOT_CHECKED = "setting_ignored", "effect_not_checked"
+TRANSPORT, ALGORITHM = "transport_unexpected", "algorithm_unexpected"
+# Whether NCCL announced the setting
+NO_LOG = skipped(IGNORED, "there is no NCCL log")
+NEVER_NAMED = skipped(IGNORED, "NCCL's log never names it")
+NAMED_IF_USED = skipped(IGNORED, "NCCL's log names it only where it is used, and does not")
+ONE_RANK = skipped(IGNORED, "one rank has no connections")
+LINES_MISSING = skipped(IGNORED, "it may be in the missing lines of NCCL's log")
+BY_SOME = " was used by {} processes, by NCCL's log"
+USED_BY_SOME = Outcome(IGNORED, "suspect", BY_SOME)
+TORN_LOG = Outcome(IGNORED, "unchecked", f"{BY_SOME}; lines are missing in the log")
+RANKS_DIFFER = Outcome(IGNORED, "invalid", " differs between ranks: NCCL says {}")
+OTHER_VALUE = Outcome(IGNORED, "invalid", " was not used: NCCL says {}")
+OTHER_NETWORK = Outcome(IGNORED, "invalid", " was not used: NCCL uses network {}")
+OVERRIDDEN = Outcome(IGNORED, "invalid", " was ignored: NCCL_P2P_DISABLE=1 overrides it")
+NO_LINE = " was ignored: the log has no 'set by environment' line for it"
+NOT_ANNOUNCED = Outcome(IGNORED, "invalid", NO_LINE)
+NOT_IN_TABLE = skipped(NOT_CHECKED, "Ringside does not know what it should change")
+READ_ONLY = NOT_IN_TABLE._replace(
+    sentence=f"{NOT_IN_TABLE.sentence}; NCCL's log says that it was read"
+)
+# Whether NCCL chose what it rules out
+NO_TUNING = skipped(ALGORITHM, "NCCL's log has no TUNING line")
+NOT_READ = skipped(ALGORITHM, "{}")
+OTHER_CHOICE = Outcome(ALGORITHM, "invalid", ", but {}")
+NO_CHANNELS = skipped("channels_unexpected", "NCCL's log has no number of channels")
+OTHER_CHANNELS = Outcome("channels_unexpected", "invalid", ", but NCCL used {} channels")
+NO_CONNECTION = skipped(TRANSPORT, "NCCL's log shows no connection")
+RULED_OUT_USED = Outcome(TRANSPORT, "invalid", ", but NCCL used {}")
+LONG_PATH_USED = Outcome(TRANSPORT, "suspect", ", but NCCL used {}")
+P2P_UNUSED = Outcome(TRANSPORT, "suspect", ", but NCCL did not use P2P where it may: {}")
+NO_CLASS = ", but the link class of {} is not known, so the use of P2P was not checked"
+CLASS_UNKNOWN = Outcome(TRANSPORT, "unchecked", NO_CLASS)
+# Whether it changed anything
+SAME_SETTING = unknown_effect("the cell without it has the same setting in its NCCL log")
+ONE_UNCONNECTED = unknown_effect("one of the two NCCL logs shows no connection")
+NO_COMMON_SIZE = unknown_effect("the two NCCL logs have no message size in common")
+SAME_USE = " changed nothing: NCCL used the same transports as without it ({})"
+NOTHING_CHANGED = Outcome("setting_no_effect", "finding", SAME_USE)
+LEVEL_IS_A_LIMIT = "; {} is the longest way that P2P may take, so it does not force PCIe"
 
 
 @dataclass(frozen=True)
@@ -79,42 +143,33 @@ def check_setting(
     `same_cell_without` is the log of the same cell without this setting; `tuning` the log of a pass
     that names every choice of NCCL, which then decides about algorithms.
     """
-    what = f"{name}={value}"
-    results: list[SettingResult] = []
+    outcomes: list[Outcome] = []
     if evidence is None:
-        text = f"{what} was not checked: there is no NCCL log"
-        results.append(SettingResult("setting_ignored", text, "unchecked", name))
+        outcomes.append(NO_LOG)
     else:
         log = evidence.log
-        ignored = _announced(name, value, evidence)
-        if ignored is not None:
-            end, severity = ignored
-            results.append(SettingResult("setting_ignored", f"{what} {end}", severity, name))
-        for text, severity in _connections(name, value, evidence):
-            results.append(SettingResult("transport_unexpected", what + text, severity, name))
+        announced = _announced(name, value, evidence)
+        if announced is not None:
+            outcomes.append(announced)
+        outcomes += _connections(name, value, evidence)
         if not in_table(name):
-            text = f"{what} was not checked: Ringside does not know what it should change"
-            if name in log.settings:
-                text += "; NCCL's log says that it was read"
-            results.append(SettingResult("effect_not_checked", text, "unchecked", name))
+            outcomes.append(READ_ONLY if name in log.settings else NOT_IN_TABLE)
         if tuning is None:
-            results += _algorithms(name, value, log)
-        results += _channel_limit(name, value, log)
-        is_ignored = ignored is not None and ignored[1] == "invalid"
+            outcomes += _algorithms(name, value, log)
+        outcomes += _channel_limit(name, value, log)
+        is_ignored = announced is not None and announced.severity == "invalid"
         if same_cell_without is not None and name in VISIBLE and not is_ignored:
-            effect = _no_effect(name, value, log, same_cell_without)
-            if effect is not None:
-                end, severity = effect
-                results.append(SettingResult("setting_no_effect", what + end, severity, name))
+            outcomes += _no_effect(name, value, log, same_cell_without)
     if tuning is not None:
-        results += _algorithms(name, value, tuning)
+        outcomes += _algorithms(name, value, tuning)
+    results = []
+    for code, severity, sentence in outcomes:
+        results.append(SettingResult(code, f"{name}={value}{sentence}", severity, name))
     return results
 
 
-# Whether NCCL announced a requested setting with its value.
-
-
-def _announced(name: str, value: str, evidence: Evidence) -> Answer | None:
+def _announced(name: str, value: str, evidence: Evidence) -> Outcome | None:
+    """Tell how NCCL's log contradicts, or fails to show, that NCCL took a setting."""
     log = evidence.log
     when = announcement(name, value, version_numbers(log.version))
     # without a version NCCL_P2P_DISABLE=1 may be announced either way
@@ -122,55 +177,48 @@ def _announced(name: str, value: str, evidence: Evidence) -> Answer | None:
     if (when == "level" or either) and log.settings.get("NCCL_P2P_LEVEL") == "LOC":
         return None
     if name in log.conflicts:
-        return f"differs between ranks: NCCL says {', '.join(log.conflicts[name])}", "invalid"
+        return RANKS_DIFFER.of(", ".join(log.conflicts[name]))
     if name in log.settings:
         if not same_value(name, value, log.settings[name]):
-            return f"was not used: NCCL says {log.settings[name]}", "invalid"
+            return OTHER_VALUE.of(log.settings[name])
         writers = log.announced_by.get(name, 0)
         if when != "always" or not 0 < writers < log.processes:
             return None
-        text = f"was used by {writers} of {log.processes} processes, by NCCL's log"
-        if log.lost or log.truncated:
-            return f"{text}; lines are missing in the log", "unchecked"
-        return text, "suspect"
+        some = TORN_LOG if log.lost or log.truncated else USED_BY_SOME
+        return some.of(f"{writers} of {log.processes}")
     if when == "never":
         if name != "NCCL_NET" or log.network is None:
-            return "was not checked: NCCL's log never names it", "unchecked"
+            return NEVER_NAMED
         # a plugin's name carries more than what was asked for (IB: IBext_v8)
         if value.lower() in log.network.lower():
             return None
-        return f"was not used: NCCL uses network {log.network}", "invalid"
-    # why the log may lack the announcement of a variable that NCCL took
-    why = ""
+        return OTHER_NETWORK.of(log.network)
+    # the log may lack the announcement of a variable that NCCL took
     if when == "used":
-        why = "NCCL's log names it only where it is used, and does not"
-    elif log.nranks == 1:
-        why = "one rank has no connections"
-    elif log.lost or not (log.transports or log.channels_from):
-        why = "it may be in the missing lines of NCCL's log"
-    if why:
-        return f"was not checked: {why}", "unchecked"
+        return NAMED_IF_USED
+    if log.nranks == 1:
+        return ONE_RANK
+    if log.lost or not (log.transports or log.channels_from):
+        return LINES_MISSING
     disabled = (evidence.requested.get(DISABLE), log.settings.get(DISABLE))
     if name == "NCCL_P2P_LEVEL" and "1" in disabled:
-        return "was ignored: NCCL_P2P_DISABLE=1 overrides it", "invalid"
-    return "was ignored: the log has no 'set by environment' line for it", "invalid"
+        return OVERRIDDEN
+    return NOT_ANNOUNCED
 
 
 # Whether NCCL chose an algorithm, a protocol or a number of channels that a setting rules out.
 
 
-def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
+def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
     if name not in WORDS:
         return
-    code, what = "algorithm_unexpected", f"{name}={value}"
     if not log.algorithms:
-        text = f"{what} was not checked: NCCL's log has no TUNING line"
-        yield SettingResult(code, text, "unchecked", name)
+        yield NO_TUNING
         return
     try:
         may = allowed(value, WORDS[name])
     except ValueError as error:
-        yield SettingResult(code, f"{what} was not checked: {error}", "unchecked", name)
+        yield NOT_READ.of(str(error))
         return
     wrong = []
     for choice in log.algorithms:
@@ -185,33 +233,31 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         if word not in left:
             wrong.append(f"{choice.function or 'a collective'} of {choice.size} bytes used {word}")
     if wrong:
-        yield SettingResult(code, f"{what}, but {list_some(wrong)}", "invalid", name)
+        yield OTHER_CHOICE.of(list_some(wrong))
 
 
-def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
+def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
     if name not in CHANNEL_LIMITS or not re.fullmatch(r"[0-9]{1,9}", value):
         return
-    code, count, limit = "channels_unexpected", log.channels.get("collective"), int(value)
+    count, limit = log.channels.get("collective"), int(value)
     if count is None:
-        text = f"{name}={limit} was not checked: NCCL's log has no number of channels"
-        yield SettingResult(code, text, "unchecked", name)
+        yield NO_CHANNELS
         return
     is_wrong = 0 < limit < count
     if "_MIN_" in name:
         is_wrong = count < min(limit, FEWEST_OF_MAXIMUM)
     if is_wrong:
-        text = f"{name}={limit}, but NCCL used {count} channels"
-        yield SettingResult(code, text, "invalid", name)
+        yield OTHER_CHANNELS.of(str(count))
 
 
 # Whether NCCL connected GPUs in a way that a setting rules out.
 
 
-def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Answer]:
+def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Outcome]:
     log = evidence.log
     if not log.transports:
         if name in NEED_CONNECTIONS:
-            yield " was not checked: NCCL's log shows no connection", "unchecked"
+            yield NO_CONNECTION
         return
     if name == "NCCL_P2P_LEVEL":
         yield from _level(level_word(value), evidence)
@@ -239,7 +285,7 @@ def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Answer]:
     elif name in RULED_OUT and value == RULED_OUT[name][0]:
         used = _used(log, RULED_OUT[name][1])
     if used:
-        yield f", but NCCL used {used}", "invalid"
+        yield RULED_OUT_USED.of(used)
 
 
 def _is_among(nic: str, value: str) -> bool:
@@ -268,12 +314,12 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
     return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items())
 
 
-def _level(level: str, evidence: Evidence) -> Iterator[Answer]:
+def _level(level: str, evidence: Evidence) -> Iterator[Outcome]:
     """Check for P2P beyond the level, and for another transport than P2P within it."""
     if level == "LOC":
         used = _used(evidence.log, "P2P/")
         if used:
-            yield f", but NCCL used {used}", "invalid"
+            yield RULED_OUT_USED.of(used)
         return
     if level not in DISTANCES or evidence.requested.get(DISABLE) == "1":
         return
@@ -300,48 +346,48 @@ def _level(level: str, evidence: Evidence) -> Iterator[Answer]:
                 unused.append(f"{word} on {pair} ({link})")
     if beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found
-        severity = "invalid" if level in ("NVL", "NVB") else "suspect"
-        yield f", but NCCL used {list_some(beyond)}", severity
+        outcome = RULED_OUT_USED if level in ("NVL", "NVB") else LONG_PATH_USED
+        yield outcome.of(list_some(beyond))
     if unused:
-        yield f", but NCCL did not use P2P where it may: {list_some(unused)}", "suspect"
+        yield P2P_UNUSED.of(list_some(unused))
     if unknown:
-        pairs = list_some(list(unknown))
-        text = f", but the link class of {pairs} is not known, so the use of P2P was not checked"
-        yield text, "unchecked"
+        yield CLASS_UNKNOWN.of(list_some(list(unknown)))
 
 
 # Whether a setting changed anything, against the log of the same cell without it.
 
 
-def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Answer | None:
-    """Compare transports, channels and algorithms; None if one of them differs."""
-    unknown = " has an unknown effect: "
+def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[Outcome]:
+    """Compare transports, channels and algorithms; nothing where one of them differs."""
     if name in without.settings and same_value(name, value, without.settings[name]):
-        return f"{unknown}the cell without it has the same setting in its NCCL log", "unchecked"
+        yield SAME_SETTING
+        return
     if not (log.transports and without.transports):
-        return f"{unknown}one of the two NCCL logs shows no connection", "unchecked"
+        yield ONE_UNCONNECTED
+        return
     if log.transports != without.transports:
-        return None
+        return
     has_channels = False
     for kind, count in log.channels.items():
         if count is not None and without.channels.get(kind) is not None:
             has_channels = True
             if count != without.channels[kind]:
-                return None
+                return
     here, there = _choices_by_size(log), _choices_by_size(without)
     common = here.keys() & there.keys()
     for key in common:
         if here[key] != there[key]:
-            return None
+            return
     if name in WORDS and not common:
-        return f"{unknown}the two NCCL logs have no message size in common", "unchecked"
+        yield NO_COMMON_SIZE
+        return
     transports = " + ".join(sorted(set().union(*log.transports.values())))
     same = [transports]
     if has_channels and log.channels["collective"] is not None:
         same.append(f"{log.channels['collective']} channels")
     if common:
         same.append("the same algorithms")
-    text = f" changed nothing: NCCL used the same transports as without it ({', '.join(same)})"
+    outcome = NOTHING_CHANGED.of(", ".join(same))
     word = level_word(value)
     is_level = name == "NCCL_P2P_LEVEL" and word in DISTANCES and transports.startswith("P2P/")
     if is_level and DISTANCES.index(word) >= DISTANCES.index("PIX"):
@@ -349,8 +395,8 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Answer 
         level = f"level {word}"
         if legacy is not None:
             level = f"level {legacy} ({word})"
-        text += f"; {level} is the longest way that P2P may take, so it does not force PCIe"
-    return text, "finding"
+        outcome = outcome._replace(sentence=outcome.sentence + LEVEL_IS_A_LIMIT.format(level))
+    yield outcome
 
 
 def _choices_by_size(log: NcclLog) -> Choices:
