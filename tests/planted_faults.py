@@ -484,6 +484,12 @@ SUSPECT = {
         "the slowest tenth dropped with its time and images": lose_slowest,
         "both clocks 2 % fast": windows(lambda ms, number: ms / 1.02),
     },
+    "slower_than_warmup": {
+        f"a stranger takes {load:.0%} of a GPU from the first timed step on": windows(
+            lambda ms, number, load=load: ms / (1 - 0.9 * load)
+        )
+        for load in (0.1, 0.2)
+    },
     "samples_rounded": {
         "whole milliseconds": windows(lambda ms, number: round(ms)),
         "tenths of a millisecond": windows(lambda ms, number: round(ms, 1)),
@@ -546,6 +552,11 @@ for verdict, table in (("invalid", INVALID), ("suspect", SUSPECT)):
 BELOW = {
     "rank 1 slower by 1 %": ("slow_rank_limit", 0.03, slow_rank(0.01)),
     "rank 1 slower by 2 %": ("slow_rank_limit", 0.03, slow_rank(0.02)),
+    "a stranger slows timed steps by 2 %": (
+        "MOST_SLOWER",
+        0.03,
+        windows(lambda ms, number: 1.02 * ms),
+    ),
     "drift of 0.9 %": ("change_limit", 0.01, drift(0.009)),
     "each window ends 0.8 % slower": (
         "change_limit",

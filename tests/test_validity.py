@@ -30,6 +30,7 @@ STEADY = {
     "windows_repeated": 0,
     "iterations_missing": 0,
     "unseen_share": 0.005,
+    "slower_than_warmup": 0.009,
     "grid_ms": 0.0,
     "versions_differ": {},
     "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
@@ -385,6 +386,7 @@ PLANTED = {
             put("within_run", **{"strategy/cost_ms": {"low": -0.5, "high": -0.3}}),
         )
     ],
+    "slower_than_warmup": [put("checks", slower_than_warmup=share) for share in (0.031, NAN)],
     "windows_too_short": [put("checks", unseen_share=share) for share in (0.016, NAN)],
     "samples_rounded": [put("checks", grid_ms=grid_ms) for grid_ms in (1.0, 0.01)],
     "windows_repeated": [put("checks", windows_repeated=1)],
@@ -421,6 +423,8 @@ CLEAN = [
     put("checks.arithmetic", layers={"bfloat16": 52, "float32": 2}),  # a model's own choice
     put("checks", grid_ms=0.001),
     put("checks", unseen_share=-0.1),
+    put("checks", slower_than_warmup=-0.1),
+    put("checks", slower_than_warmup=0.08, half_width=0.041),
     together(compiled(graphs=1, timed_graphs=0), put("checks", unseen_share=0.2)),
     together(
         put("metrics", **{"strategy/cost_ms": -0.4}),
@@ -466,6 +470,7 @@ UNCHECKED = {
     "not_stationary": put("checks", stationarity={}),
     "pauses": drop("checks", "pauses"),
     "windows_not_stationary": drop("checks", "stationarity_in_windows"),
+    "slower_than_warmup": drop("checks", "slower_than_warmup"),
     "windows_too_short": drop("checks", "unseen_share"),
     "samples_rounded": drop("checks", "grid_ms"),
     "windows_repeated": drop("checks", "windows_repeated"),
@@ -603,6 +608,22 @@ def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check()
     assert steps == {"this benchmark trains nothing"}
     lossy = judge(changed(lambda r: r.checks.clear(), changed(exchanged)), LIMITS)
     assert lossy.not_applicable["exchange_wrong"] == "its compression loses precision"
+
+
+@pytest.mark.parametrize(
+    ("change", "unseen"),
+    [
+        (cell(), True),
+        (cell(strategy={"name": "kvstore_dist_sync"}), False),  # its exchange is not NCCL's
+        (cell(strategy={"name": "cpu_staged", "transport": "gloo"}), False),
+        (cell(device="cpu"), False),
+        (drop("metrics", "comm/exchange_ms"), False),
+    ],
+)
+def test_a_lost_log_of_nccl_leaves_unchecked_what_it_would_show(change, unseen):
+    found = judge(changed(change, dataclasses.replace(PAIR, effective={})), LIMITS).unchecked
+    of_the_log = {"setting_not_asked", "transport_below_wires"}
+    assert (found.keys() & of_the_log) == (of_the_log if unseen else set())
 
 
 def test_the_verdict_of_an_older_record_is_that_of_its_time():

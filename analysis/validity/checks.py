@@ -57,6 +57,7 @@ CHECKS: tuple[Check, ...] = (
     limits.too_few_iterations,
     limits.efficiency_above_one,
     limits.warmup_not_flat,
+    limits.slower_than_warmup,
     limits.not_stationary,
     limits.windows_not_stationary,
     limits.samples_rounded,

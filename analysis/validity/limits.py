@@ -36,6 +36,7 @@ EXPECTED_OF_REFERENCE, MOST_OF_REFERENCE = 1.05, 1.2
 MOST_UNACCOUNTED = 1e-3  # of a window that samples may leave out; on H200s they leave out 5·10⁻⁷
 # What passes between two windows takes 0.05 to 0.7 % of one on H200s where nothing was compiled.
 MOST_UNSEEN = 0.015
+MOST_SLOWER = 0.03  # than the last warm-up window; on H200s at most 0.9 % in cells that are valid
 MOST_OF_GRID = 1e-4  # of a step, to which its samples may be rounded
 MOST_ROUNDED = 1e-6  # relative error that floats may leave in images ÷ seconds
 MOST_OF_DATA = 0.02  # share of a step that a loader may cost before it is said to limit the rate
@@ -165,6 +166,20 @@ def _of_device(record: Record, share: float) -> float:
     if record.cell.device == "cpu":
         return CPU_SHARE * share
     return share
+
+
+@check("suspect", "timed steps were longer than those before them: {}", since=7)
+def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
+    """GPUs: the median timed step is longer than that of the last warm-up window by more than 3 %
+    and by more than twice the noise of the run: something began with the timed windows
+    """
+    if record.cell.device != "cuda":
+        return not_applicable("steps of CPU workers vary")
+    share = record.checks.get("slower_than_warmup")
+    if share is None:
+        return unless_training(record, "no warm-up was measured")
+    noise = record.checks.get("half_width", math.inf)
+    return beyond(share, max(MOST_SLOWER, OF_NOISE * noise))
 
 
 @check("suspect", "the step time changed during the measurement: {}", needs="stationarity")

@@ -242,6 +242,7 @@ LATER_ENTRIES = {
     ("checks", "stationarity_in_windows"): 7,
     ("checks", "windows_repeated"): 7,
     ("checks", "iterations_missing"): 7,
+    ("checks", "slower_than_warmup"): 7,
     ("checks", "unseen_share"): 7,
     ("checks", "grid_ms"): 7,
     ("checks", "versions_differ"): 7,

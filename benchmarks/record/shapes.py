@@ -150,6 +150,7 @@ CHECKS = optional(
     stationarity_in_windows=STATIONARITY,
     windows_repeated=Count,
     iterations_missing=Count,
+    slower_than_warmup=Number,
     unseen_share=Number,
     grid_ms=Number,
     versions_differ=dict[str, list[str]],

@@ -43,6 +43,10 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     within_run = windows.within_run
     stability_checks, tables = _stability(lines, cell)
     checks = windows.checks | stability_checks
+    last_ms = slowest_ms(warm_up[-1:])
+    if last_ms:
+        of_warm_up = windows.metrics["step/ms_median"] / statistics.median(last_ms)
+        checks["slower_than_warmup"] = of_warm_up - 1
     checks["warmup_flat"] = warmed_up(ms, cell, min(least_ms, default=requested_ms))
     if cell.device != "cuda":
         checks |= _between_steps(lines)
