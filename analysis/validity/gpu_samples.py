@@ -11,12 +11,13 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from benchmarks.record import CellFolder, Kind, read_lines
+from benchmarks.record.shapes import required, rows
 
 # nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware
 # power brake.
@@ -48,34 +49,22 @@ OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz"
 MEANS = {"gpu/sm_mhz": "sm_mhz", "gpu/power_w": "power_w", "gpu/temperature_c": "temperature_c"}
 
 Sample = dict[str, Any]
-
-
-class GpuSample(TypedDict, total=False):
-    """What the driver said of one GPU; what it does not say is absent."""
-
-    busy_percent: Measured
-    memory_bytes: Measured
-    own_bytes: Measured
-    power_w: Measured
-    reasons: Whole  # bits
-    sm_mhz: Measured
-    temperature_c: Measured
-    foreign_pids: list[int]
-    processes: Whole  # that the driver lists, also those of other containers
-
-
-class GpuLine(TypedDict):
-    """A line of `gpus.jsonl`."""
-
-    gpus: list[GpuSample]
-
-
-class CpuLine(TypedDict):
-    """A line of `cpu.jsonl`."""
-
-    busy_s: Measured
-    own_s: Measured
-    cores: Whole
+# A line of `gpus.jsonl`: what the driver said of each GPU; what it does not say is absent.
+GPU_LINE = required(
+    gpus=rows(
+        busy_percent=Measured,
+        memory_bytes=Measured,
+        own_bytes=Measured,
+        power_w=Measured,
+        reasons=Whole,  # bits
+        sm_mhz=Measured,
+        temperature_c=Measured,
+        foreign_pids=list[int],
+        processes=Whole,  # that the driver lists, also those of other containers
+    )
+)
+# A line of `cpu.jsonl`.
+CPU_LINE = required(busy_s=Measured, own_s=Measured, cores=Whole)
 
 
 class Phase(NamedTuple):
@@ -114,8 +103,8 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
             phases.append(Phase(str(line["phase"]), line["time"], math.inf))
     gpus, cpus = [], []
     for host in folder.sampled_hosts():
-        gpus.append(samples_of(folder.samples_of("gpus", host), GpuLine))
-        load = samples_of(folder.samples_of("cpu", host), CpuLine)
+        gpus.append(samples_of(folder.samples_of("gpus", host), GPU_LINE))
+        load = samples_of(folder.samples_of("cpu", host), CPU_LINE)
         cpus.append(_used_by_others(load, phases))
     metrics, facts = _gpu_facts(gpus, phases)
     windows = [_windows(lines, phases) for lines in gpus]
@@ -135,12 +124,12 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     return metrics, facts
 
 
-def samples_of(path: Path, kind: type) -> list[Sample]:
-    """Return the lines of a file that are samples of a kind: GpuLine or CpuLine."""
+def samples_of(path: Path, shape: Any) -> list[Sample]:
+    """Return the lines of a file that are samples of a shape: GPU_LINE or CPU_LINE."""
     samples = []
     for line in read_lines(path):
         with contextlib.suppress(msgspec.ValidationError):
-            msgspec.convert(line, kind)
+            msgspec.convert(line, shape)
             samples.append(line)
     return samples
 

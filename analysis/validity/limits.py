@@ -26,7 +26,7 @@ from conf import groups
 from conf.options import Refused
 from conf.schema import ValidityLimits
 
-RATE = "throughput/images_per_second"
+RATE, STEP = "throughput/images_per_second", "step/ms_median"
 MOST_EFFICIENCY = 1.02  # where the scatter between runs is not known
 # Where it is known: standard deviations of the ratio of two rates above 1, and at least this.
 MOST_DEVIATIONS, LEAST_MOST_EFFICIENCY = 3.0, 1.005
@@ -225,7 +225,7 @@ def _changes(facts: Mapping[str, float], allowed: float) -> str:
 @check("suspect", "the times of the steps were rounded: {}", needs="grid_ms", since=7)
 def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
     """all timed steps are whole multiples of 0.01 ms or more, which is above 0.01 % of the step"""
-    grid_ms, step_ms = record.checks["grid_ms"], record.metrics["step/ms_median"]
+    grid_ms, step_ms = record.checks["grid_ms"], record.metrics.get(STEP, math.inf)
     if grid_ms <= MOST_OF_GRID * step_ms:
         return None
     return f"all are multiples of {grid_ms:g} ms, {100 * grid_ms / step_ms:.2g} % of a step"
@@ -266,7 +266,7 @@ def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
     if ends is None or COST not in record.metrics:
         return None
     cost_ms, half_ms = record.metrics[COST], (ends[1] - ends[0]) / 2
-    least_ms = MOST_OF_COST * record.metrics["step/ms_median"]
+    least_ms = MOST_OF_COST * record.metrics.get(STEP, 0.0)
     if not -cost_ms > max(COST_NOISE * half_ms, least_ms):
         return None
     return f"by {-cost_ms:.3g} ms ± {half_ms:.2g}"

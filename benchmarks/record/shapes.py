@@ -55,29 +55,15 @@ EFFECTIVE = optional(
         nodes=Count | None,
         nics=dict[str, list[str]],
     ),
-    findings=whole_rows(
-        code=str,
-        sentence=str,
-        severity=str,
-        setting=str | None,
-    ),
-    choices=whole_rows(
-        function=str | None,
-        bytes=Count,
-        algorithm=str,
-        protocol=str,
-    ),
+    findings=whole_rows(code=str, sentence=str, severity=str, setting=str | None),
+    choices=whole_rows(function=str | None, bytes=Count, algorithm=str, protocol=str),
     trace=dict[str, Any],
 )
 
 # Facts that checks judge
 
 STATIONARITY = optional(  # empty where too few steps were timed
-    drift=Number,
-    drift_beyond=Number,
-    change=Number,
-    change_beyond=Number,
-    change_at=Number,
+    drift=Number, drift_beyond=Number, change=Number, change_beyond=Number, change_at=Number
 )
 GPU_PHASE: Any = required(  # lists have an entry for each GPU
     samples=Count,
@@ -212,10 +198,7 @@ HOST: dict[str, Any] = dict(
     host=str,
     platform=str,
     cpu=optional(
-        model=str | None,
-        cores=Count | None,
-        logical=Count | None,
-        memory_bytes=Count | None,
+        model=str | None, cores=Count | None, logical=Count | None, memory_bytes=Count | None
     ),
     gpu=optional(
         driver=str | None,
@@ -228,10 +211,7 @@ HOST: dict[str, Any] = dict(
             max_sm_mhz=Count | None,
         ),
     ),
-    git=optional(
-        commit=str | None,
-        modified=bool | None,
-    ),
+    git=optional(commit=str | None, modified=bool | None),
     code=str,
     versions=dict[str, str | None],
     variables=dict[str, str],
@@ -240,10 +220,7 @@ HOST: dict[str, Any] = dict(
     links=dict[str, str],
     topology=str | None,
     interface=str | None,
-    interfaces=rows(
-        name=str,
-        mbit_per_s=Number | None,
-    ),
+    interfaces=rows(name=str, mbit_per_s=Number | None),
 )
 
 ENVIRONMENT = optional(
@@ -274,19 +251,10 @@ PREDICTED = optional(
 
 # Tables
 
-SECONDS = required(
-    rows=whole_rows(
-        part=str,
-        seconds=Number,
-    ),
-)
+SECONDS = required(rows=whole_rows(part=str, seconds=Number))
 
 COLLECTIVE_TIME = optional(
-    time_us=Number,
-    algbw=Number,
-    busbw=Number,
-    wrong=Count | None,
-    slowest_us=Number,
+    time_us=Number, algbw=Number, busbw=Number, wrong=Count | None, slowest_us=Number
 )
 
 TABLES = named(
@@ -301,7 +269,7 @@ TABLES = named(
                     in_place=COLLECTIVE_TIME | None,
                 ),
                 avg_busbw=Number | None,
-            ),
+            )
         ),
         "host_link": optional(
             rows=rows(
@@ -310,12 +278,10 @@ TABLES = named(
                 at_once=Count,
                 gb_per_s=list[Number],
                 sum_gb_per_s=Number | None,
-            ),
+            )
         ),
         "p2p": optional(  # rows and columns are GPUs in rank order
-            matrices=dict[str, Matrix],
-            words=dict[str, str],
-            copy=str,
+            matrices=dict[str, Matrix], words=dict[str, str], copy=str
         ),
         "p2p_concurrent": optional(
             rows=rows(
@@ -323,27 +289,16 @@ TABLES = named(
                 number=Count,
                 total_gb_per_s=Number,
                 copies=rows(  # of several at the same time
-                    gb_per_s=Number,
-                    alone_gb_per_s=Number,
+                    gb_per_s=Number, alone_gb_per_s=Number
                 ),
-            ),
+            )
         ),
         "buckets": optional(
-            rows=rows(
-                bytes=Count | None,
-                gradient_bytes=Count,
-                dtype=str,
-            ),
-            unknown=str,
+            rows=rows(bytes=Count | None, gradient_bytes=Count, dtype=str), unknown=str
         ),
         "bucket_exchange": optional(
             operation=str,
-            rows=rows(
-                bytes=Count,
-                calls=Count,
-                ms=Number | None,
-                spread_ms=Number | None,
-            ),
+            rows=rows(bytes=Count, calls=Count, ms=Number | None, spread_ms=Number | None),
             unknown=str,
         ),
         "residuals": optional(
@@ -374,7 +329,7 @@ TABLES = named(
                 ready_ms=list[Number | None],
                 ready_spread_ms=list[Number | None],
                 unknown=dict[str, str],
-            ),
+            )
         ),
         "seconds": SECONDS,
         "compiling": SECONDS,
