@@ -45,6 +45,12 @@ def test_every_raw_file_has_the_hash_of_what_it_holds(folder):
     assert list(changed(folder.path, hashes)) == []
 
 
+def test_what_is_published_keeps_every_raw_file_and_the_attempt(folder):
+    (folder.path / "logs" / "rank0.log").write_text("what a user's code printed")
+    published = {path.relative_to(folder.path).as_posix() for path in folder.published()}
+    assert published == set(RAW)
+
+
 def test_packing_changes_neither_hashes_nor_what_readers_see(folder):
     hashes, lines = folder.raw_sha256(), list(read_lines(folder.rank_lines(1)))
     logs = [read_text(path) for path in folder.nccl_logs()]

@@ -46,26 +46,26 @@ NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", DISABLE, "NCCL_SHM_DISABLE")
 Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # by function and bytes
 
 
-class Outcome(NamedTuple):
+class SettingOutcome(NamedTuple):
     """What a rule found: a code of checks.OTHER_CODES, and the sentence that follows NAME=VALUE."""
 
     code: str
     severity: str  # invalid, suspect, finding, unchecked
     sentence: str  # {} stands for what the log shows
 
-    def of(self, shown: str) -> "Outcome":
+    def of(self, shown: str) -> "SettingOutcome":
         """Return the outcome with what the log shows in its sentence."""
         return self._replace(sentence=self.sentence.format(shown))
 
 
-def skipped(code: str, why: str) -> Outcome:
+def skipped(code: str, why: str) -> SettingOutcome:
     """Return the outcome of a rule that had nothing to look at."""
-    return Outcome(code, "unchecked", f" was not checked: {why}")
+    return SettingOutcome(code, "unchecked", f" was not checked: {why}")
 
 
-def unknown_effect(why: str) -> Outcome:
+def unknown_effect(why: str) -> SettingOutcome:
     """Return the outcome of two logs that cannot be compared."""
-    return Outcome("setting_no_effect", "unchecked", f" has an unknown effect: {why}")
+    return SettingOutcome("setting_no_effect", "unchecked", f" has an unknown effect: {why}")
 
 
 IGNORED, NOT_CHECKED = "setting_ignored", "effect_not_checked"
@@ -77,14 +77,14 @@ NAMED_IF_USED = skipped(IGNORED, "NCCL's log names it only where it is used, and
 ONE_RANK = skipped(IGNORED, "one rank has no connections")
 LINES_MISSING = skipped(IGNORED, "it may be in the missing lines of NCCL's log")
 BY_SOME = " was used by {} processes, by NCCL's log"
-USED_BY_SOME = Outcome(IGNORED, "suspect", BY_SOME)
-TORN_LOG = Outcome(IGNORED, "unchecked", f"{BY_SOME}; lines are missing in the log")
-RANKS_DIFFER = Outcome(IGNORED, "invalid", " differs between ranks: NCCL says {}")
-OTHER_VALUE = Outcome(IGNORED, "invalid", " was not used: NCCL says {}")
-OTHER_NETWORK = Outcome(IGNORED, "invalid", " was not used: NCCL uses network {}")
-OVERRIDDEN = Outcome(IGNORED, "invalid", " was ignored: NCCL_P2P_DISABLE=1 overrides it")
+USED_BY_SOME = SettingOutcome(IGNORED, "suspect", BY_SOME)
+TORN_LOG = SettingOutcome(IGNORED, "unchecked", f"{BY_SOME}; lines are missing in the log")
+RANKS_DIFFER = SettingOutcome(IGNORED, "invalid", " differs between ranks: NCCL says {}")
+OTHER_VALUE = SettingOutcome(IGNORED, "invalid", " was not used: NCCL says {}")
+OTHER_NETWORK = SettingOutcome(IGNORED, "invalid", " was not used: NCCL uses network {}")
+OVERRIDDEN = SettingOutcome(IGNORED, "invalid", " was ignored: NCCL_P2P_DISABLE=1 overrides it")
 NO_LINE = " was ignored: the log has no 'set by environment' line for it"
-NOT_ANNOUNCED = Outcome(IGNORED, "invalid", NO_LINE)
+NOT_ANNOUNCED = SettingOutcome(IGNORED, "invalid", NO_LINE)
 NOT_IN_TABLE = skipped(NOT_CHECKED, "Ringside does not know what it should change")
 READ_ONLY = NOT_IN_TABLE._replace(
     sentence=f"{NOT_IN_TABLE.sentence}; NCCL's log says that it was read"
@@ -92,21 +92,21 @@ READ_ONLY = NOT_IN_TABLE._replace(
 # Whether NCCL chose what it rules out
 NO_TUNING = skipped(ALGORITHM, "NCCL's log has no TUNING line")
 NOT_READ = skipped(ALGORITHM, "{}")
-OTHER_CHOICE = Outcome(ALGORITHM, "invalid", ", but {}")
+OTHER_CHOICE = SettingOutcome(ALGORITHM, "invalid", ", but {}")
 NO_CHANNELS = skipped("channels_unexpected", "NCCL's log has no number of channels")
-OTHER_CHANNELS = Outcome("channels_unexpected", "invalid", ", but NCCL used {} channels")
+OTHER_CHANNELS = SettingOutcome("channels_unexpected", "invalid", ", but NCCL used {} channels")
 NO_CONNECTION = skipped(TRANSPORT, "NCCL's log shows no connection")
-RULED_OUT_USED = Outcome(TRANSPORT, "invalid", ", but NCCL used {}")
-LONG_PATH_USED = Outcome(TRANSPORT, "suspect", ", but NCCL used {}")
-P2P_UNUSED = Outcome(TRANSPORT, "suspect", ", but NCCL did not use P2P where it may: {}")
+RULED_OUT_USED = SettingOutcome(TRANSPORT, "invalid", ", but NCCL used {}")
+LONG_PATH_USED = SettingOutcome(TRANSPORT, "suspect", ", but NCCL used {}")
+P2P_UNUSED = SettingOutcome(TRANSPORT, "suspect", ", but NCCL did not use P2P where it may: {}")
 NO_CLASS = ", but the link class of {} is not known, so the use of P2P was not checked"
-CLASS_UNKNOWN = Outcome(TRANSPORT, "unchecked", NO_CLASS)
+CLASS_UNKNOWN = SettingOutcome(TRANSPORT, "unchecked", NO_CLASS)
 # Whether it changed anything
 SAME_SETTING = unknown_effect("the cell without it has the same setting in its NCCL log")
 ONE_UNCONNECTED = unknown_effect("one of the two NCCL logs shows no connection")
 NO_COMMON_SIZE = unknown_effect("the two NCCL logs have no message size in common")
 SAME_USE = " changed nothing: NCCL used the same transports as without it ({})"
-NOTHING_CHANGED = Outcome("setting_no_effect", "finding", SAME_USE)
+NOTHING_CHANGED = SettingOutcome("setting_no_effect", "finding", SAME_USE)
 LEVEL_IS_A_LIMIT = "; {} is the longest way that P2P may take, so it does not force PCIe"
 
 
@@ -143,7 +143,7 @@ def check_setting(
     `same_cell_without` is the log of the same cell without this setting; `tuning` the log of a pass
     that names every choice of NCCL, which then decides about algorithms.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[SettingOutcome] = []
     if evidence is None:
         outcomes.append(NO_LOG)
     else:
@@ -168,7 +168,7 @@ def check_setting(
     return results
 
 
-def _announced(name: str, value: str, evidence: Evidence) -> Outcome | None:
+def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | None:
     """Tell how NCCL's log contradicts, or fails to show, that NCCL took a setting."""
     log = evidence.log
     when = announcement(name, value, version_numbers(log.version))
@@ -209,7 +209,7 @@ def _announced(name: str, value: str, evidence: Evidence) -> Outcome | None:
 # Whether NCCL chose an algorithm, a protocol or a number of channels that a setting rules out.
 
 
-def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
+def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
     if name not in WORDS:
         return
     if not log.algorithms:
@@ -236,7 +236,7 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
         yield OTHER_CHOICE.of(list_some(wrong))
 
 
-def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
+def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
     if name not in CHANNEL_LIMITS or not re.fullmatch(r"[0-9]{1,9}", value):
         return
     count, limit = log.channels.get("collective"), int(value)
@@ -253,7 +253,7 @@ def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
 # Whether NCCL connected GPUs in a way that a setting rules out.
 
 
-def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Outcome]:
+def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingOutcome]:
     log = evidence.log
     if not log.transports:
         if name in NEED_CONNECTIONS:
@@ -314,7 +314,7 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
     return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items())
 
 
-def _level(level: str, evidence: Evidence) -> Iterator[Outcome]:
+def _level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
     """Check for P2P beyond the level, and for another transport than P2P within it."""
     if level == "LOC":
         used = _used(evidence.log, "P2P/")
@@ -357,7 +357,7 @@ def _level(level: str, evidence: Evidence) -> Iterator[Outcome]:
 # Whether a setting changed anything, against the log of the same cell without it.
 
 
-def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[Outcome]:
+def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[SettingOutcome]:
     """Compare transports, channels and algorithms; nothing where one of them differs."""
     if name in without.settings and same_value(name, value, without.settings[name]):
         yield SAME_SETTING
