@@ -152,6 +152,65 @@ class NcclTestsRun:
             "notes": self.notes,
         }
 
+    def read_preamble(self, text: str) -> None:
+        """Take what a line before the table says."""
+        starting = _STARTING.fullmatch(text)
+        version = _VERSION.fullmatch(text)
+        if starting:
+            self.program = starting[1]
+        elif version:
+            code = int(version[2])  # 22809 is 2.28.9, before 2.9 2408 is 2.4.8
+            scale = 1000 if code < 10000 else 10000
+            self.version = version[1]
+            self.nccl_version = f"{code // scale}.{code // 100 % (scale // 100)}.{code % 100}"
+        elif text.startswith("# nThread"):
+            self.settings = {name: int(value) for name, value in _SETTINGS.findall(text)}
+
+    def note_contradictions(self) -> None:
+        """Count the ranks, and add a note for each contradiction inside the run."""
+        ranks_of: dict[int, set[int | None]] = defaultdict(set)  # listed, by group
+        for device in self.devices:
+            ranks_of[device.get("group", 0)].add(device.get("rank"))
+        repeated = len(self.devices) - sum(map(len, ranks_of.values()))
+        if repeated:
+            self.notes.append(
+                f"{count(repeated, 'rank')} listed more than once: several programs wrote into this "
+                "text (built without MPI, or NCCL_TESTS_SPLIT), and their rows cannot be told apart"
+            )
+        if ranks_of:
+            ranks = next(iter(ranks_of.values()))
+            are_whole = ranks == set(range(len(ranks)))
+            if are_whole and all(group == ranks for group in ranks_of.values()):
+                self.ranks = len(ranks)
+            else:
+                self.notes.append(
+                    "the list of ranks is cut or its groups differ in size: the number of ranks is "
+                    "not known"
+                )
+        self.devices = [device for device in self.devices if device]
+        mean = self.mean_busbw
+        if mean is not None and self.avg_busbw is None:
+            self.notes.append(
+                "the output ends without an average of busbw: the run was cut or failed"
+            )
+        elif mean is not None and self.rows_missing:
+            self.notes.append(
+                f"the printed average of busbw is {self.avg_busbw:g}, but the rows give "
+                f"{mean:.4f}: rows are missing or added"
+            )
+        if not self.rows:
+            self.notes.append("no row: the run was cut or failed")
+        wrong = 0
+        for row in self.rows:
+            out_of_place, in_place = row["out_of_place"] or {}, row["in_place"] or {}
+            if out_of_place.get("wrong") or in_place.get("wrong"):
+                wrong += 1
+        if wrong or self.out_of_bounds:
+            self.notes.append(
+                f"wrong results: {count(wrong, 'row')} with wrong elements, "
+                f"{self.out_of_bounds or 0} values out of bounds"
+            )
+
 
 def read_nccl_tests(file: str | Path) -> list[NcclTestsRun]:
     """Return every run of a file.
@@ -220,7 +279,7 @@ def parse_nccl_tests(text: str) -> list[NcclTestsRun]:
     if rest.lstrip()[:1] in tuple("#0123456789"):
         runs[-1].notes.append(f"the text ends inside line {len(lines) + 1}, which is left out")
     for run in runs:
-        _note_contradictions(run)
+        run.note_contradictions()
     return runs
 
 
@@ -258,7 +317,7 @@ def _read_line(runs: list[NcclTestsRun], line_number: int, line: str) -> None:
             device |= {"device": int(match[4]), "bus_id": match[5], "name": match[6]}
         run.devices.append(device)
     elif marked.startswith(_PREAMBLE):
-        _read_preamble(_run_in(runs, line_number, _IN_PREAMBLE), marked)
+        _run_in(runs, line_number, _IN_PREAMBLE).read_preamble(marked)
     elif runs and runs[-1].part >= _IN_TABLE:
         run, bounds, average = runs[-1], _BOUNDS.fullmatch(marked), _AVERAGE.fullmatch(marked)
         if bounds:
@@ -277,20 +336,6 @@ def _run_in(runs: list[NcclTestsRun], line_number: int, part: int) -> NcclTestsR
         runs.append(NcclTestsRun(line_number))
     runs[-1].part = part
     return runs[-1]
-
-
-def _read_preamble(run: NcclTestsRun, text: str) -> None:
-    starting = _STARTING.fullmatch(text)
-    version = _VERSION.fullmatch(text)
-    if starting:
-        run.program = starting[1]
-    elif version:
-        code = int(version[2])  # 22809 is 2.28.9, before 2.9 2408 is 2.4.8
-        scale = 1000 if code < 10000 else 10000
-        run.version = version[1]
-        run.nccl_version = f"{code // scale}.{code // 100 % (scale // 100)}.{code % 100}"
-    elif text.startswith("# nThread"):
-        run.settings = {name: int(value) for name, value in _SETTINGS.findall(text)}
 
 
 def _read_header(text: str) -> tuple[str, ...]:
@@ -373,48 +418,3 @@ def _half_a_unit(word: str) -> float:
     mantissa, _, exponent = word.partition("e")
     decimals = len(mantissa.partition(".")[2])
     return float(f"0.5e{int(exponent or 0) - decimals}")
-
-
-def _note_contradictions(run: NcclTestsRun) -> None:
-    """Count the ranks, and add a note for each contradiction inside the run."""
-    ranks_of: dict[int, set[int | None]] = defaultdict(set)  # listed, by group
-    for device in run.devices:
-        ranks_of[device.get("group", 0)].add(device.get("rank"))
-    repeated = len(run.devices) - sum(map(len, ranks_of.values()))
-    if repeated:
-        run.notes.append(
-            f"{count(repeated, 'rank')} listed more than once: several programs "
-            "wrote into this text (built without MPI, or NCCL_TESTS_SPLIT), and their rows cannot "
-            "be told apart"
-        )
-    if ranks_of:
-        ranks = next(iter(ranks_of.values()))
-        are_whole = ranks == set(range(len(ranks)))
-        if are_whole and all(group == ranks for group in ranks_of.values()):
-            run.ranks = len(ranks)
-        else:
-            run.notes.append(
-                "the list of ranks is cut or its groups differ in size: the number of ranks is not "
-                "known"
-            )
-    run.devices = [device for device in run.devices if device]
-    mean = run.mean_busbw
-    if mean is not None and run.avg_busbw is None:
-        run.notes.append("the output ends without an average of busbw: the run was cut or failed")
-    elif mean is not None and run.rows_missing:
-        run.notes.append(
-            f"the printed average of busbw is {run.avg_busbw:g}, but the rows give {mean:.4f}: "
-            "rows are missing or added"
-        )
-    if not run.rows:
-        run.notes.append("no row: the run was cut or failed")
-    wrong = 0
-    for row in run.rows:
-        out_of_place, in_place = row["out_of_place"] or {}, row["in_place"] or {}
-        if out_of_place.get("wrong") or in_place.get("wrong"):
-            wrong += 1
-    if wrong or run.out_of_bounds:
-        run.notes.append(
-            f"wrong results: {count(wrong, 'row')} with wrong elements, {run.out_of_bounds or 0} "
-            "values out of bounds"
-        )

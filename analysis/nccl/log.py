@@ -161,25 +161,16 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     Raises:
         UnreadableInput: no text has a line of NCCL.
     """
-    text_lines = []
-    events: list[Event] = []
-    processes: set[LogProcess] = set()
-    lost, truncated = 0, False
+    lines = _LogLines()
     for text_number, text in enumerate(texts):
-        host = hosts[text_number] if hosts else ""
-        lines = _read_lines(text, text_number, host)
-        text_lines.append(lines)
-        events += lines.events
-        processes |= lines.processes
-        lost += lines.damaged + lines.torn + len(lines.unparsed)
-        truncated = truncated or lines.truncated
-    if not any(lines.nccl for lines in text_lines):
+        lines.read(text, text_number, hosts[text_number] if hosts else "")
+    if not lines.nccl:
         raise UnreadableInput(
             "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run "
             "with NCCL_DEBUG=INFO writes"
         )
-    notes: list[str] = []
-    _note_losses(text_lines, notes)
+    notes = lines.loss_notes()
+    events = lines.events
     version = _agreed_value(events, "version", notes, "NCCL versions")
     numbers = version_numbers(version)
     events = _without_unknown_transports(events, version, notes)
@@ -218,7 +209,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,
-        processes=len(processes),
+        processes=len(lines.processes),
         env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
         multicast=multicast,
@@ -228,8 +219,8 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         no_peer_access=_first_values(events, "no_peer_access", notes),
         warnings=_first_values(events, "warning", notes),
         errors=_first_values(events, "error", notes),
-        truncated=truncated,
-        lost=lost,
+        truncated=lines.truncated,
+        lost=lines.damaged + lines.torn + len(lines.unparsed),
         notes=tuple(notes),
     )
 
@@ -238,105 +229,100 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
 
 
 @dataclass(slots=True)
-class _TextLines:
-    """The events of one text, and how many of its lines were lost."""
+class _LogLines:
+    """The events of all texts, and how many of their lines were lost."""
 
-    text_number: int  # of the text, which tells texts apart in LogProcess
-    host: str  # of the text, where it is known; otherwise the lines say it
     events: list[Event] = field(default_factory=list)
     processes: set[LogProcess] = field(default_factory=set)  # those whose prefix is known
+    texts: int = 0
+    silent_texts: list[str] = field(default_factory=list)  # numbers of those without NCCL, from 1
     nccl: int = 0  # lines by NCCL
     damaged: int = 0  # lines with NUL bytes
     torn: int = 0  # lines of two ranks mixed, and lines that may be such
     unparsed: list[str] = field(default_factory=list)  # of a known kind in an unknown form
-    truncated: bool = False  # the text ends inside a line
+    truncated: bool = False  # a text ends inside a line
 
+    def read(self, text: str, text_number: int, host: str) -> None:
+        """Add the lines of one text; `host` is its host, where that is known."""
+        rows = text.split("\n")
+        # Without its newline the last line may have lost its end, a number its last digits, and
+        # NCCL's mark may be still to come.
+        self.truncated |= rows.pop().strip() != ""
+        nccl_before = self.nccl
+        heads = 0  # of torn lines whose tail has not come
+        wait = 0  # lines until a tail is no longer awaited
+        for index, row in enumerate(rows):
+            if "\0" in row:
+                self.damaged += row.strip("\0\r ") != ""
+                continue
+            row = _ANSI_COLOUR.sub("", row).rstrip("\r")
+            marks = row.count("NCCL INFO ") + row.count("NCCL WARN ")
+            if marks == 0:  # the tail of a torn line, or what NCCL_DEBUG=VERSION prints
+                if row.strip():
+                    heads = max(0, heads - 1)
+                version = _VERSION_ROW.match(row)
+                if version:
+                    self.nccl += 1
+                    nobody = LogProcess(text_number, "", -1)
+                    self.events.append(Statement(nobody, "version", version[1]))
+                    self.events.append(Statement(nobody, "cuda", version[2]))
+                continue
+            self.nccl += 1
+            if marks > 1:
+                self.torn += 1
+                heads = min(heads + marks - 1, _TORN_WINDOW)
+                wait = _TORN_WINDOW
+            elif heads:
+                self.torn += 1
+                wait -= 1
+                if not wait:
+                    heads = 0
+            else:
+                self.read_whole_row(row, text_number, host, is_first=index == 0)
+        self.texts = text_number + 1
+        if self.nccl == nccl_before:
+            self.silent_texts.append(str(self.texts))
 
-def _read_lines(text: str, text_number: int, host: str) -> _TextLines:
-    lines = _TextLines(text_number, host)
-    rows = text.split("\n")
-    # Without its newline the last line may have lost its end, a number its last digits, and NCCL's
-    # mark may be still to come.
-    lines.truncated = rows.pop().strip() != ""
-    heads = 0  # of torn lines whose tail has not come
-    wait = 0  # lines until a tail is no longer awaited
-    for index, row in enumerate(rows):
-        if "\0" in row:
-            lines.damaged += row.strip("\0\r ") != ""
-            continue
-        row = _ANSI_COLOUR.sub("", row).rstrip("\r")
-        marks = row.count("NCCL INFO ") + row.count("NCCL WARN ")
-        if marks == 0:  # the tail of a torn line, or what NCCL_DEBUG=VERSION prints
-            if row.strip():
-                heads = max(0, heads - 1)
-            version = _VERSION_ROW.match(row)
-            if version:
-                lines.nccl += 1
-                nobody = LogProcess(text_number, "", -1)
-                lines.events.append(Statement(nobody, "version", version[1]))
-                lines.events.append(Statement(nobody, "cuda", version[2]))
-            continue
-        lines.nccl += 1
-        if marks > 1:
-            lines.torn += 1
-            heads = min(heads + marks - 1, _TORN_WINDOW)
-            wait = _TORN_WINDOW
-        elif heads:
-            lines.torn += 1
-            wait -= 1
-            if not wait:
-                heads = 0
+    def read_whole_row(self, row: str, text_number: int, host: str, is_first: bool) -> None:
+        """Add a line that is whole; the first of a text may have lost the front of its prefix."""
+        head, is_warning, body = row.partition("NCCL WARN ")
+        if not is_warning:
+            head, _, body = row.partition("NCCL INFO ")
+        process = LogProcess(text_number, "", -1)
+        prefix = _PREFIX.search(head[-300:])
+        if prefix and not is_first:
+            process = LogProcess(text_number, host or prefix[1], int(prefix[2]))
+            self.processes.add(process)
+        if is_warning:
+            self.events.append(Statement(process, "warning", body.strip()))
+            return
+        try:
+            events = read_message(body, process)
+        except ValueError:  # a number of thousands of digits
+            events = None
+        if events is None:
+            self.unparsed.append(body)
         else:
-            _read_whole_row(row, lines, is_first=index == 0)
-    return lines
+            self.events += events
 
-
-def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
-    head, is_warning, body = row.partition("NCCL WARN ")
-    if not is_warning:
-        head, _, body = row.partition("NCCL INFO ")
-    process = LogProcess(lines.text_number, "", -1)
-    # The first line of a text may have lost the front of its prefix (tail -c): its writer is not
-    # known.
-    prefix = _PREFIX.search(head[-300:])
-    if prefix and not is_first:
-        process = LogProcess(lines.text_number, lines.host or prefix[1], int(prefix[2]))
-        lines.processes.add(process)
-    if is_warning:
-        lines.events.append(Statement(process, "warning", body.strip()))
-        return
-    try:
-        events = read_message(body, process)
-    except ValueError:  # a number of thousands of digits
-        events = None
-    if events is None:
-        lines.unparsed.append(body)
-    else:
-        lines.events += events
-
-
-def _note_losses(text_lines: list[_TextLines], notes: list[str]) -> None:
-    empty, unparsed = [], []
-    damaged = torn = 0
-    for text, lines in enumerate(text_lines, 1):
-        if not lines.nccl:
-            empty.append(str(text))
-        damaged += lines.damaged
-        torn += lines.torn
-        unparsed += lines.unparsed
-    if empty:
-        notes.append(f"text {', '.join(empty)} of {len(text_lines)} has no line from NCCL")
-    if any(lines.truncated for lines in text_lines):
-        notes.append("the text ends inside a line; that line is not used")
-    if damaged:
-        notes.append(f"{damaged} line(s) with NUL bytes, not used")
-    if torn:
-        notes.append(f"{torn} line(s) torn between ranks, not used")
-    if unparsed:
-        notes.append(
-            f"{len(unparsed)} line(s) of a known kind in an unknown form, not used; the first: "
-            f"{unparsed[0][:120]}"
-        )
+    def loss_notes(self) -> list[str]:
+        """Return a sentence for each kind of line that was lost."""
+        notes = []
+        if self.silent_texts:
+            numbers = ", ".join(self.silent_texts)
+            notes.append(f"text {numbers} of {self.texts} has no line from NCCL")
+        if self.truncated:
+            notes.append("the text ends inside a line; that line is not used")
+        if self.damaged:
+            notes.append(f"{self.damaged} line(s) with NUL bytes, not used")
+        if self.torn:
+            notes.append(f"{self.torn} line(s) torn between ranks, not used")
+        if self.unparsed:
+            notes.append(
+                f"{len(self.unparsed)} line(s) of a known kind in an unknown form, not used; the "
+                f"first: {self.unparsed[0][:120]}"
+            )
+        return notes
 
 
 # --- events to facts ------------------------------------------------------------------------------
