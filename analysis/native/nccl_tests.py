@@ -174,8 +174,9 @@ class NcclTestsRun:
         repeated = len(self.devices) - sum(map(len, ranks_of.values()))
         if repeated:
             self.notes.append(
-                f"{count(repeated, 'rank')} listed more than once: several programs wrote into this "
-                "text (built without MPI, or NCCL_TESTS_SPLIT), and their rows cannot be told apart"
+                f"{count(repeated, 'rank')} listed more than once: several programs wrote into "
+                "this text (built without MPI, or NCCL_TESTS_SPLIT), and their rows cannot be told "
+                "apart"
             )
         if ranks_of:
             ranks = next(iter(ranks_of.values()))

@@ -60,35 +60,22 @@ def read_kineto(file: str, text: str, names: Names) -> Trace:
         UnreadableInput: the text is cut, is not a trace, or has neither GPU kernels nor operators.
     """
     with gc_paused():
-        content = _parse(text)
-        events, lost = _events_by_kind(content["traceEvents"])
-        base_ns = content.get("baseTimeNanoseconds", 0)
-        if not isinstance(base_ns, int) or not 0 <= base_ns < 2**61:
-            base_ns = 0
-        notes = []
-        if lost:
-            notes.append(f"{file}: {lost} events without a usable time left out")
-        calls, labels = [], []
-        for event in events["range"]:
-            call = event["name"]
-            if call.startswith(_GLOO):  # gloo:all_reduce is AllReduce
-                calls.append(event)
-                label = call.removeprefix(_GLOO).replace("_", " ").title()
-                labels.append(label.replace(" ", ""))
-        gloo = _host_events(calls, base_ns, names)
-        gloo["name"] = [number_of(label, names) for label in labels]
-        ranges = _host_events(events["range"], base_ns, names)
-        rank, world_size = _rank_and_world_size(file, content)
-        if rank is None:
-            notes.append(f"{file} does not say its rank")
-        if events["kernel"]:
-            rank_trace = _gpu_rank(file, rank or 0, events, base_ns, names, ranges, gloo, notes)
-        elif events["operator"] or calls:
-            compute = _work_on_host(events["operator"], base_ns, names, gloo)
-            none = make_events(0)
-            rank_trace = RankTrace(
-                rank or 0, None, compute, gloo, none, none, ranges, on_host=True, backend="gloo"
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableInput(
+                f"cut or damaged JSON ({error}): did the profiler end before it had written?"
+            ) from None
+        if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+            raise UnreadableInput(
+                "JSON without a list `traceEvents`: not a trace of torch.profiler"
             )
+        reader = _KinetoReader(file, content, names)
+        rank, world_size = reader.rank_and_world_size()
+        if reader.events["kernel"]:
+            rank_trace = reader.gpu_rank(rank or 0)
+        elif reader.events["operator"] or len(reader.gloo):
+            rank_trace = reader.host_rank(rank or 0)
         else:
             raise UnreadableInput(
                 "a Chrome trace without GPU kernels and operators: empty, or not from "
@@ -104,157 +91,166 @@ def read_kineto(file: str, text: str, names: Names) -> Trace:
         clock,
         numbered=rank is not None,
         world_size=world_size,
-        notes=tuple(notes),
+        notes=tuple(reader.notes),
     )
 
 
-def _parse(text: str) -> JsonEvent:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableInput(
-            f"cut or damaged JSON ({error}): did the profiler end before it had written?"
-        ) from None
-    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
-        raise UnreadableInput("JSON without a list `traceEvents`: not a trace of torch.profiler")
-    return content
+class _KinetoReader:
+    """Turns the events of one file into a rank; `names` numbers the names of all files."""
 
+    def __init__(self, file: str, content: JsonEvent, names: Names) -> None:
+        self.file, self.content, self.names = file, content, names
+        self.notes: list[str] = []
+        self.base_ns = content.get("baseTimeNanoseconds", 0)
+        if not isinstance(self.base_ns, int) or not 0 <= self.base_ns < 2**61:
+            self.base_ns = 0
+        self.events: dict[str, list[JsonEvent]] = {kind: [] for kind in _CATEGORIES.values()}
+        lost = 0
+        for event in content["traceEvents"]:
+            if not isinstance(event, dict) or event.get("ph") != "X":
+                continue
+            kind = _CATEGORIES.get(str(event.get("cat")))
+            if kind is None:
+                continue
+            usable = isinstance(event.get("name"), str)
+            for time_us in (event.get("ts"), event.get("dur")):
+                # NaN fails every comparison
+                usable &= isinstance(time_us, int | float) and 0 <= time_us < _LATEST
+            if usable:
+                self.events[kind].append(event)
+            else:
+                lost += 1
+        if lost:
+            self.notes.append(f"{file}: {lost} events without a usable time left out")
+        calls, labels = [], []
+        for event in self.events["range"]:
+            call = event["name"]
+            if call.startswith(_GLOO):  # gloo:all_reduce is AllReduce
+                calls.append(event)
+                label = call.removeprefix(_GLOO).replace("_", " ").title()
+                labels.append(label.replace(" ", ""))
+        self.gloo = self.host_events(calls)
+        self.gloo["name"] = [number_of(label, names) for label in labels]
+        self.ranges = self.host_events(self.events["range"])
 
-def _rank_and_world_size(file: str, content: JsonEvent) -> tuple[int | None, int | None]:
-    """Return what the trace says of its rank; the rank else from the file's name."""
-    info = content.get("distributedInfo")
-    if not isinstance(info, dict):
-        info = {}
-    rank, world_size = info.get("rank"), info.get("world_size")
-    name = _RANK_IN_NAME.search(file)
-    if "rank" not in info and name:
-        rank = int(name[1])
-    if not isinstance(rank, int):
-        rank = None
-    if not isinstance(world_size, int):
-        world_size = None
-    return rank, world_size
+    def rank_and_world_size(self) -> tuple[int | None, int | None]:
+        """Return what the trace says of its rank; the rank else from the file's name."""
+        info = self.content.get("distributedInfo")
+        if not isinstance(info, dict):
+            info = {}
+        rank, world_size = info.get("rank"), info.get("world_size")
+        name = _RANK_IN_NAME.search(self.file)
+        if "rank" not in info and name:
+            rank = int(name[1])
+        if not isinstance(rank, int):
+            rank = None
+            self.notes.append(f"{self.file} does not say its rank")
+        if not isinstance(world_size, int):
+            world_size = None
+        return rank, world_size
 
+    def host_rank(self, rank: int) -> RankTrace:
+        """Return a rank on the host: its operators compute, but for those inside a call of gloo on
+        its own thread.
+        """
+        work = []
+        for event in self.events["operator"]:
+            if not event["name"].startswith(_NOT_WORK):
+                work.append(event)
+        compute = self.host_events(work)
+        inside = np.zeros(len(compute), dtype=np.bool_)
+        for thread in np.unique(self.gloo["lane"]):
+            calls = union(spans(self.gloo[self.gloo["lane"] == thread]))
+            inside |= (compute["lane"] == thread) & covers(calls, compute["start"])
+        none = make_events(0)
+        tables = (compute[~inside], self.gloo, none, none, self.ranges)
+        return RankTrace(rank, None, *tables, on_host=True, backend="gloo")
 
-def _events_by_kind(events: Sequence[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
-    """Return the complete events by kind, and the number of those without a usable time."""
-    kinds: dict[str, list[JsonEvent]] = {kind: [] for kind in _CATEGORIES.values()}
-    lost = 0
-    for event in events:
-        if not isinstance(event, dict) or event.get("ph") != "X":
-            continue
-        kind = _CATEGORIES.get(str(event.get("cat")))
-        if kind is None:
-            continue
-        usable = isinstance(event.get("name"), str)
-        for time_us in (event.get("ts"), event.get("dur")):
-            # NaN fails every comparison
-            usable &= isinstance(time_us, int | float) and 0 <= time_us < _LATEST
-        if usable:
-            kinds[kind].append(event)
-        else:
-            lost += 1
-    return kinds, lost
-
-
-def _gpu_rank(
-    file: str,
-    rank: int,
-    events: dict[str, list[JsonEvent]],
-    base_ns: int,
-    names: Names,
-    ranges: Events,
-    gloo: Events,
-    notes: list[str],
-) -> RankTrace:
-    """Return the rank on the device of most of NCCL's kernels; without NCCL, of most kernels."""
-    launches = _launch_times(events["launch"], base_ns)
-    tables, devices = {}, {}
-    for kind in ("kernel", "memcpy", "memset"):
-        streams, launch_times, device_ids = [], [], []
-        for event in events[kind]:
-            streams.append(_argument(event, "stream"))
-            launch_times.append(launches.get(_argument(event, "correlation"), -1))
-            device_ids.append(_argument(event, "device"))
-        tables[kind] = _host_events(events[kind], base_ns, names)
-        tables[kind]["lane"], tables[kind]["launch"] = streams, launch_times
-        devices[kind] = np.array(device_ids, np.int64)
-    kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
-    collectives, is_nccl = split_nccl(kernels, names)
-    collectives["communicator"] = [_process_group(event, names) for event in events["kernel"]]
-    for at, event in enumerate(events["memcpy"]):
-        kind = event["name"]
-        match = _COPY.match(kind)
-        if match:
-            kind = match[1]
-        copies["name"][at] = number_of(kind, names)
-        copies["bytes"][at] = _argument(event, "bytes")
-        copies["peer"][at] = kind == "PtoP"
-
-    has_nccl = bool(is_nccl.any())
-    candidates = devices["kernel"]
-    if has_nccl:
-        candidates = candidates[is_nccl]
-    numbers, counts = np.unique(candidates, return_counts=True)
-    device = int(numbers[counts.argmax()])
-    mine = devices["kernel"] == device
-    if not mine.all():
-        notes.append(
-            f"{file}: {(~mine).sum()} kernels on another device than {device}: not counted"
-        )
-    if len(gloo):
-        use = "counted as communication: no NCCL kernel"
+    def gpu_rank(self, rank: int) -> RankTrace:
+        """Return the rank on the device of most of NCCL's kernels, without NCCL of most kernels."""
+        launches = self.launch_times()
+        tables, devices = {}, {}
+        for kind in ("kernel", "memcpy", "memset"):
+            streams, launch_times, device_ids = [], [], []
+            for event in self.events[kind]:
+                streams.append(_argument(event, "stream"))
+                launch_times.append(launches.get(_argument(event, "correlation"), -1))
+                device_ids.append(_argument(event, "device"))
+            tables[kind] = self.host_events(self.events[kind])
+            tables[kind]["lane"], tables[kind]["launch"] = streams, launch_times
+            devices[kind] = np.array(device_ids, np.int64)
+        kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
+        collectives, is_nccl = split_nccl(kernels, self.names)
+        groups = [self.process_group(event) for event in self.events["kernel"]]
+        collectives["communicator"] = groups
+        for at, event in enumerate(self.events["memcpy"]):
+            kind = event["name"]
+            match = _COPY.match(kind)
+            if match:
+                kind = match[1]
+            copies["name"][at] = number_of(kind, self.names)
+            copies["bytes"][at] = _argument(event, "bytes")
+            copies["peer"][at] = kind == "PtoP"
+        has_nccl = bool(is_nccl.any())
+        candidates = devices["kernel"]
+        if has_nccl:
+            candidates = candidates[is_nccl]
+        numbers, counts = np.unique(candidates, return_counts=True)
+        device = int(numbers[counts.argmax()])
+        mine = devices["kernel"] == device
+        if not mine.all():
+            elsewhere = f"{(~mine).sum()} kernels on another device than {device}"
+            self.notes.append(f"{self.file}: {elsewhere}: not counted")
+        communication, backend, use = collectives[mine & is_nccl], "nccl", ""
         if has_nccl:
             use = "not counted: NCCL's kernels are"
-        notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {use}")
-    communication, backend = gloo, "gloo"
-    if has_nccl:
-        communication, backend = collectives[mine & is_nccl], "nccl"
-    return RankTrace(
-        rank,
-        device,
-        kernels[mine & ~is_nccl],
-        communication,
-        copies[devices["memcpy"] == device],
-        memsets[devices["memset"] == device],
-        ranges,
-        backend=backend,
-    )
+        else:
+            communication, backend = self.gloo, "gloo"
+            use = "counted as communication: no NCCL kernel"
+        if len(self.gloo):
+            self.notes.append(f"{self.file}: {len(self.gloo)} calls of gloo on the host, {use}")
+        return RankTrace(
+            rank,
+            device,
+            kernels[mine & ~is_nccl],
+            communication,
+            copies[devices["memcpy"] == device],
+            memsets[devices["memset"] == device],
+            self.ranges,
+            backend=backend,
+        )
 
+    def launch_times(self) -> dict[int, int]:
+        """Return {correlation: host time of the call in ns}; of several calls the first.
 
-def _launch_times(events: Sequence[JsonEvent], base_ns: int) -> dict[int, int]:
-    """Return {correlation: host time of the call in ns}; of several calls the first.
+        A call into the runtime calls the driver.
+        """
+        events = self.events["launch"]
+        launches: dict[int, int] = {}
+        for event, start in zip(events, (self.base_ns + _ns(events, "ts")).tolist(), strict=True):
+            correlation = _argument(event, "correlation")
+            if correlation > 0:
+                launches[correlation] = min(start, launches.get(correlation, start))
+        return launches
 
-    A call into the runtime calls the driver.
-    """
-    launches: dict[int, int] = {}
-    for event, start in zip(events, (base_ns + _ns(events, "ts")).tolist(), strict=True):
-        correlation = _argument(event, "correlation")
-        if correlation > 0:
-            launches[correlation] = min(start, launches.get(correlation, start))
-    return launches
+    def process_group(self, event: JsonEvent) -> int:
+        """Return the process group of a kernel (from torch 2.3), with its ranks (from 2.4)."""
+        arguments = event.get("args")
+        if not isinstance(arguments, dict) or arguments.get("Process Group Name") in (None, ""):
+            return -1
+        group = str(arguments["Process Group Name"])
+        if arguments.get("Process Group Ranks"):
+            group += f" {arguments['Process Group Ranks']}"
+        return number_of(group, self.names)
 
-
-def _work_on_host(
-    operators: Sequence[JsonEvent], base_ns: int, names: Names, gloo: Events
-) -> Events:
-    """Return the operators that compute: not those inside a call of gloo on its own thread."""
-    work = [event for event in operators if not event["name"].startswith(_NOT_WORK)]
-    compute = _host_events(work, base_ns, names)
-    inside = np.zeros(len(compute), dtype=np.bool_)
-    for thread in np.unique(gloo["lane"]):
-        calls = union(spans(gloo[gloo["lane"] == thread]))
-        inside |= (compute["lane"] == thread) & covers(calls, compute["start"])
-    return compute[~inside]
-
-
-def _host_events(events: Sequence[JsonEvent], base_ns: int, names: Names) -> Events:
-    rows = make_events(len(events))
-    rows["start"] = base_ns + _ns(events, "ts")
-    rows["end"] = rows["start"] + _ns(events, "dur")
-    rows["name"] = [number_of(event["name"], names) for event in events]
-    rows["lane"] = [_integer(event.get("tid")) for event in events]
-    return rows
+    def host_events(self, events: Sequence[JsonEvent]) -> Events:
+        """Return events with the times, names and threads that they have."""
+        rows = make_events(len(events))
+        rows["start"] = self.base_ns + _ns(events, "ts")
+        rows["end"] = rows["start"] + _ns(events, "dur")
+        rows["name"] = [number_of(event["name"], self.names) for event in events]
+        rows["lane"] = [_integer(event.get("tid")) for event in events]
+        return rows
 
 
 def _ns(events: Sequence[JsonEvent], key: str) -> Times:
@@ -264,17 +260,6 @@ def _ns(events: Sequence[JsonEvent], key: str) -> Times:
     fraction_ns = np.rint((exact - whole) * 1000)
     ns: Times = whole.astype(np.int64) * 1000 + fraction_ns.astype(np.int64)
     return ns
-
-
-def _process_group(event: JsonEvent, names: Names) -> int:
-    """Return the process group of an NCCL kernel (from torch 2.3), with its ranks (from 2.4)."""
-    arguments = event.get("args")
-    if not isinstance(arguments, dict) or arguments.get("Process Group Name") in (None, ""):
-        return -1
-    group = str(arguments["Process Group Name"])
-    if arguments.get("Process Group Ranks"):
-        group += f" {arguments['Process Group Ranks']}"
-    return number_of(group, names)
 
 
 def _argument(event: JsonEvent, key: str) -> int:

@@ -62,6 +62,21 @@ class _Range(NamedTuple):
     name: str
 
 
+class _RankPlace(NamedTuple):
+    """The process of a rank and its CUDA device."""
+
+    rank: int
+    pid: int
+    device: int
+
+
+class _Launches(NamedTuple):
+    """Calls that launched GPU work, by ascending key: process and correlation in one number."""
+
+    keys: Times
+    times: Times  # of the host, ns
+
+
 def read_nsys(path: Path, report: Path, names: Names) -> Trace:
     """Return the ranks of the export at `path`, whose clock is that of `report`.
 
@@ -72,138 +87,204 @@ def read_nsys(path: Path, report: Path, names: Names) -> Trace:
             how long anything took, and that is not 0 ms.
     """
     with open_export(path) as export:
-        version = export.version()
-        strings = export.strings()
-        ranges = _read_ranges(export, strings)
-        notes: list[str] = []
+        reader = _NsysReader(export, names)
         kernels = export.read(KERNEL, (*_ACTIVITY, "demangledName"))
         if len(kernels):
-            ranks, numbered = _gpu_ranks(export, kernels, strings, ranges, names, notes)
+            ranks = reader.gpu_ranks(kernels)
         else:
-            _refuse_calls_without_kernels(export, version)
-            notes.append("no CUDA activity was traced: only step times are known")
-            with_steps = {span.pid for span in ranges if is_step(span.name)}
-            processes = with_steps or {span.pid for span in ranges}
-            order, numbered = _order([(pid, 0) for pid in sorted(processes)], ranges)
-            none = make_events(0)
-            ranks = []
-            for rank, pid, _ in order:
-                spans = _events_of(ranges, pid, names)
-                ranks.append(
-                    RankTrace(rank, None, none, none, none, none, spans, on_host=True, pid=pid)
-                )
-    if not numbered and len(ranks) > 1:
-        notes.append(
+            ranks = reader.host_ranks()
+        version = export.version()
+    if not reader.numbered and len(ranks) > 1:
+        reader.notes.append(
             "the report does not number the ranks: they are ordered by device, else by process id"
         )
-    return Trace(version, list(names), tuple(ranks), str(report), numbered, notes=tuple(notes))
+    notes = tuple(reader.notes)
+    return Trace(version, list(names), tuple(ranks), str(report), reader.numbered, notes=notes)
 
 
-def _refuse_calls_without_kernels(export: Export, version: str) -> None:
-    calls, graphs = export.count(RUNTIME), export.count(GRAPHS)
-    if graphs:
-        raise UnreadableInput(
-            f"{graphs} {_WHOLE_GRAPHS} and no kernel: communication cannot be separated from "
-            f"compute; {_TRACE_NODES}"
-        )
-    if calls or KERNEL in export.columns:
-        traced = f"{calls} CUDA calls" if calls else "a kernel table"
-        raise UnreadableInput(
-            f"{traced} and no GPU kernel, so no time on the GPU is known (it is not 0 ms); the "
-            f"likely cause: {version} is too old for the machine's CUDA driver, or the capture "
-            "range held no GPU work"
-        )
-    if not export.count(NVTX):
-        raise UnreadableInput(
-            "neither GPU kernels nor NVTX ranges were traced: record with "
-            "`nsys profile -t cuda,nvtx`"
-        )
+class _NsysReader:
+    """Turns the tables of one export into ranks; `names` numbers the names of all files."""
 
+    def __init__(self, export: Export, names: Names) -> None:
+        self.export, self.names = export, names
+        self.strings = export.strings()
+        self.notes: list[str] = []
+        self.numbered = False  # whether marks number the ranks
+        self.ranges: list[_Range] = []  # NVTX ranges and marks
+        columns = ("start", "end", "eventType", "text", "textId", "globalTid")
+        for start, end, kind, text, text_id, tid in export.select(NVTX, *columns):
+            if kind in _MARKS:
+                end = start
+            elif kind not in _RANGES:
+                continue
+            name = text or self.strings.get(text_id)
+            if not isinstance(start, int) or not isinstance(end, int) or not isinstance(tid, int):
+                continue
+            if name and isinstance(name, str) and 0 <= start <= end < LATEST:
+                pid, thread = tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF
+                self.ranges.append(_Range(start, end, pid, thread, name))
 
-def _read_ranges(export: Export, strings: dict[int, str]) -> list[_Range]:
-    """Return NVTX ranges and marks, whose text is `text`, or in StringIds by `textId`."""
-    ranges = []
-    columns = ("start", "end", "eventType", "text", "textId", "globalTid")
-    for start, end, kind, text, text_id, tid in export.select(NVTX, *columns):
-        if kind in _MARKS:
-            end = start
-        elif kind not in _RANGES:
-            continue
-        name = text or strings.get(text_id)
-        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(tid, int):
-            continue
-        if name and isinstance(name, str) and 0 <= start <= end < LATEST:
-            ranges.append(_Range(start, end, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, name))
-    return ranges
+    def host_ranks(self) -> list[RankTrace]:
+        """Return the processes of which only NVTX ranges were traced.
 
-
-def _events_of(ranges: Sequence[_Range], pid: int, names: Names) -> Events:
-    mine = sorted(span for span in ranges if span.pid == pid)
-    events = make_events(len(mine))
-    for at, span in enumerate(mine):
-        events["start"][at], events["end"][at] = span.start, span.end
-        events["lane"][at], events["name"][at] = span.thread, number_of(span.name, names)
-    return events
-
-
-def _gpu_ranks(
-    export: Export,
-    kernels: NDArray[Any],
-    strings: dict[int, str],
-    ranges: Sequence[_Range],
-    names: Names,
-    notes: list[str],
-) -> tuple[list[RankTrace], bool]:
-    """Return one rank per process and device, in order, and whether marks number them."""
-    graphs = export.count(GRAPHS)
-    if graphs:
-        notes.append(
-            f"{graphs} {_WHOLE_GRAPHS}: the kernels inside are missing here; {_TRACE_NODES}"
-        )
-    copied = export.read(MEMCPY, (*_ACTIVITY, "copyKind", "bytes", "srcDeviceId", "dstDeviceId"))
-    memset = export.read(MEMSET, _ACTIVITY)
-    launches = None
-    if any(is_step(span.name) for span in ranges):
-        launches = _read_launches(export, strings)
-    compute, memsets = _events(kernels, launches), _events(memset, launches)
-    compute["name"] = _translated(
-        kernels["demangledName"],
-        lambda string_id: number_of(strings.get(string_id, "unnamed kernel"), names),
-    )
-    collectives, is_nccl = split_nccl(compute, names)
-    copies = _copies(copied, launches, names)
-    memsets["name"] = number_of("memset", names)
-    gpu_of = {}  # undoes CUDA_VISIBLE_DEVICES
-    for pid, device, gpu in export.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
-        if isinstance(gpu, int):
-            gpu_of[pid, device] = gpu
-    described = {}
-    for gpu, name, bus_id in export.select("TARGET_INFO_GPU", "id", "name", "busLocation"):
-        described[gpu] = (name, bus_id)
-    order, numbered = _order(_processes_on_devices(kernels, is_nccl, notes), ranges)
-    ranks = []
-    for rank, pid, device in order:
-        gpu = gpu_of.get((pid, device), device)
-        name, bus_id = described.get(gpu, (None, None))
-        mine = _is_on(kernels, pid, device)
-        ranks.append(
-            RankTrace(
-                rank,
-                gpu,
-                compute[mine & ~is_nccl],
-                collectives[mine & is_nccl],
-                copies[_is_on(copied, pid, device)],
-                memsets[_is_on(memset, pid, device)],
-                _events_of(ranges, pid, names),
-                pid=pid,
-                gpu=name,
-                bus_id=bus_id,
+        Raises:
+            UnreadableInput: there are CUDA calls, or no ranges either.
+        """
+        calls, graphs = self.export.count(RUNTIME), self.export.count(GRAPHS)
+        if graphs:
+            raise UnreadableInput(
+                f"{graphs} {_WHOLE_GRAPHS} and no kernel: communication cannot be separated from "
+                f"compute; {_TRACE_NODES}"
             )
+        if calls or KERNEL in self.export.columns:
+            traced = f"{calls} CUDA calls" if calls else "a kernel table"
+            raise UnreadableInput(
+                f"{traced} and no GPU kernel, so no time on the GPU is known (it is not 0 ms); the "
+                f"likely cause: {self.export.version()} is too old for the machine's CUDA driver, "
+                "or the capture range held no GPU work"
+            )
+        if not self.export.count(NVTX):
+            raise UnreadableInput(
+                "neither GPU kernels nor NVTX ranges were traced: record with "
+                "`nsys profile -t cuda,nvtx`"
+            )
+        self.notes.append("no CUDA activity was traced: only step times are known")
+        with_steps = {span.pid for span in self.ranges if is_step(span.name)}
+        processes = with_steps or {span.pid for span in self.ranges}
+        none = make_events(0)
+        ranks = []
+        for place in self.ordered([(pid, 0) for pid in sorted(processes)]):
+            spans = self.ranges_of(place.pid)
+            no_work = (none, none, none, none)
+            ranks.append(RankTrace(place.rank, None, *no_work, spans, on_host=True, pid=place.pid))
+        return ranks
+
+    def gpu_ranks(self, kernels: NDArray[Any]) -> list[RankTrace]:
+        """Return one rank per process and device, in order."""
+        export, names = self.export, self.names
+        graphs = export.count(GRAPHS)
+        if graphs:
+            self.notes.append(
+                f"{graphs} {_WHOLE_GRAPHS}: the kernels inside are missing here; {_TRACE_NODES}"
+            )
+        columns = ("copyKind", "bytes", "srcDeviceId", "dstDeviceId")
+        copied = export.read(MEMCPY, (*_ACTIVITY, *columns))
+        memset = export.read(MEMSET, _ACTIVITY)
+        launches = None
+        if any(is_step(span.name) for span in self.ranges):
+            launches = self.read_launches()
+        compute, memsets = _events(kernels, launches), _events(memset, launches)
+        compute["name"] = _translated(
+            kernels["demangledName"],
+            lambda string_id: number_of(self.strings.get(string_id, "unnamed kernel"), names),
         )
-    return ranks, numbered
+        collectives, is_nccl = split_nccl(compute, names)
+        copies = _copies(copied, launches, names)
+        memsets["name"] = number_of("memset", names)
+        gpu_of = {}  # undoes CUDA_VISIBLE_DEVICES
+        for pid, device, gpu in export.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
+            if isinstance(gpu, int):
+                gpu_of[pid, device] = gpu
+        described = {}
+        for gpu, name, bus_id in export.select("TARGET_INFO_GPU", "id", "name", "busLocation"):
+            described[gpu] = (name, bus_id)
+        ranks = []
+        for rank, pid, device in self.ordered(self.processes_on_devices(kernels, is_nccl)):
+            gpu = gpu_of.get((pid, device), device)
+            name, bus_id = described.get(gpu, (None, None))
+            mine = _is_on(kernels, pid, device)
+            ranks.append(
+                RankTrace(
+                    rank,
+                    gpu,
+                    compute[mine & ~is_nccl],
+                    collectives[mine & is_nccl],
+                    copies[_is_on(copied, pid, device)],
+                    memsets[_is_on(memset, pid, device)],
+                    self.ranges_of(pid),
+                    pid=pid,
+                    gpu=name,
+                    bus_id=bus_id,
+                )
+            )
+        return ranks
+
+    def ranges_of(self, pid: int) -> Events:
+        """Return the ranges of a process, by their start."""
+        mine = sorted(span for span in self.ranges if span.pid == pid)
+        events = make_events(len(mine))
+        for at, span in enumerate(mine):
+            events["start"][at], events["end"][at] = span.start, span.end
+            events["lane"][at], events["name"][at] = span.thread, number_of(span.name, self.names)
+        return events
+
+    def processes_on_devices(
+        self, kernels: NDArray[Any], is_nccl: NDArray[np.bool_]
+    ) -> list[tuple[int, int]]:
+        """Return (process, CUDA device) of every rank.
+
+        A process that uses NCCL on one device and touches another (a context made by accident,
+        usually on GPU 0) is one rank. What it ran elsewhere is noted and not counted.
+        """
+        pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
+        with_nccl, nccl_processes = set(), set()
+        for pid, device in np.unique(pairs[is_nccl], axis=0).tolist():
+            with_nccl.add((pid, device))
+            nccl_processes.add(pid)
+        distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+        units = []
+        for (pid, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
+            if (pid, device) in with_nccl or pid not in nccl_processes:
+                units.append((pid, device))
+            else:
+                self.notes.append(
+                    f"process {pid} also ran {count} kernels on CUDA device {device}, without "
+                    "NCCL: not counted"
+                )
+        return units
+
+    def ordered(self, units: Sequence[tuple[int, int]]) -> list[_RankPlace]:
+        """Return the places of processes on CUDA devices in rank order: by marks that number the
+        ranks, else by device and process.
+        """
+        marks = {}
+        for span in self.ranges:
+            mark = _RANK.fullmatch(span.name)
+            if mark is not None:
+                marks[span.pid] = int(mark[1])
+        marked = []
+        for pid, device in units:
+            if pid in marks:
+                marked.append(_RankPlace(marks[pid], pid, device))
+        if marked and len({place.rank for place in marked}) == len(marked):
+            # Another process without a mark is not a rank but a parameter server.
+            self.numbered = True
+            return sorted(marked)
+        by_device = sorted(units, key=lambda unit: (unit[1], unit[0]))
+        return [_RankPlace(rank, pid, device) for rank, (pid, device) in enumerate(by_device)]
+
+    def read_launches(self) -> _Launches | None:
+        """Return the calls that launched GPU work; None if there are none.
+
+        Of a call into the runtime, which calls the driver, the first counts.
+        """
+        names = []
+        for string_id, name in self.strings.items():
+            if name.startswith(_LAUNCHERS):
+                names.append(str(string_id))
+        if not names or "nameId" not in self.export.columns.get(RUNTIME, []):
+            return None
+        where = f"nameId IN ({', '.join(names)})"
+        calls = self.export.read(RUNTIME, ("correlationId", "globalTid"), where)
+        keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
+        order = np.lexsort((calls["start"], keys))
+        distinct, first = np.unique(keys[order], return_index=True)
+        if not len(distinct):
+            return None
+        return _Launches(distinct, calls["start"][order][first])
 
 
-def _copies(rows: NDArray[Any], launches: tuple[Times, Times] | None, names: Names) -> Events:
+def _copies(rows: NDArray[Any], launches: _Launches | None, names: Names) -> Events:
     copies = _events(rows, launches)
     kinds = np.where(rows["copyKind"] < len(_COPY_KINDS), np.maximum(rows["copyKind"], 0), 0)
     copies["name"] = _translated(kinds, lambda kind: number_of(_COPY_KINDS[kind], names))
@@ -224,82 +305,14 @@ def _is_on(rows: NDArray[Any], pid: int, device: int) -> NDArray[np.bool_]:
     return is_on
 
 
-def _processes_on_devices(
-    kernels: NDArray[Any], is_nccl: NDArray[np.bool_], notes: list[str]
-) -> list[tuple[int, int]]:
-    """Return (process, CUDA device) of every rank.
-
-    A process that uses NCCL on one device and touches another (a context made by accident, usually
-    on GPU 0) is one rank. What it ran elsewhere is noted and not counted.
-    """
-    pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
-    with_nccl, nccl_processes = set(), set()
-    for pid, device in np.unique(pairs[is_nccl], axis=0).tolist():
-        with_nccl.add((pid, device))
-        nccl_processes.add(pid)
-    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
-    units = []
-    for (pid, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
-        if (pid, device) in with_nccl or pid not in nccl_processes:
-            units.append((pid, device))
-        else:
-            notes.append(
-                f"process {pid} also ran {count} kernels on CUDA device {device}, without NCCL: "
-                "not counted"
-            )
-    return units
-
-
-def _order(
-    units: Sequence[tuple[int, int]], ranges: Sequence[_Range]
-) -> tuple[list[tuple[int, int, int]], bool]:
-    """Return (rank, process, CUDA device) in rank order, and whether marks number the ranks."""
-    marks = {}
-    for span in ranges:
-        mark = _RANK.fullmatch(span.name)
-        if mark is not None:
-            marks[span.pid] = int(mark[1])
-    marked = []
-    for pid, device in units:
-        if pid in marks:
-            marked.append((marks[pid], pid, device))
-    if marked and len({mark for mark, _, _ in marked}) == len(marked):
-        # Another process without a mark is not a rank but a parameter server.
-        return sorted(marked), True
-    ordered = sorted(units, key=lambda unit: (unit[1], unit[0]))
-    return [(rank, pid, device) for rank, (pid, device) in enumerate(ordered)], False
-
-
-def _events(rows: NDArray[Any], launches: tuple[Times, Times] | None) -> Events:
+def _events(rows: NDArray[Any], launches: _Launches | None) -> Events:
     events = make_events(len(rows))
     events["start"], events["end"], events["lane"] = rows["start"], rows["end"], rows["streamId"]
     if launches is not None and len(rows):
-        keys, times = launches
         wanted = _pids(rows, "globalPid") << 32 | rows["correlationId"]
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        events["launch"] = np.where(keys[at] == wanted, times[at], -1)
+        at = np.minimum(np.searchsorted(launches.keys, wanted), len(launches.keys) - 1)
+        events["launch"] = np.where(launches.keys[at] == wanted, launches.times[at], -1)
     return events
-
-
-def _read_launches(export: Export, strings: dict[int, str]) -> tuple[Times, Times] | None:
-    """Return the calls that launched GPU work: sorted keys of process and correlation, and times.
-
-    None if there are none. Of a call into the runtime, which calls the driver, the first counts.
-    """
-    names = []
-    for string_id, name in strings.items():
-        if name.startswith(_LAUNCHERS):
-            names.append(str(string_id))
-    if not names or "nameId" not in export.columns.get(RUNTIME, []):
-        return None
-    where = f"nameId IN ({', '.join(names)})"
-    calls = export.read(RUNTIME, ("correlationId", "globalTid"), where)
-    keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
-    order = np.lexsort((calls["start"], keys))
-    distinct, first = np.unique(keys[order], return_index=True)
-    if not len(distinct):
-        return None
-    return distinct, calls["start"][order][first]
 
 
 def _translated(values: Times, translate: Callable[[int], int]) -> Times:
