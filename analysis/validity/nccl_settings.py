@@ -31,12 +31,12 @@ CHANNEL_LIMITS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "
 # The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as
 # NCCL's PHB.
 NEEDED_LEVEL = {"PIX": "PIX", "PXB": "PXB", "PHB": "PHB", "NODE": "PHB", "SYS": "SYS"}
-# A value of a variable, and the transports that it rules out.
+# Variables and values, and how the names of the transports begin that these rule out.
 RULED_OUT = {
-    "NCCL_P2P_DISABLE": ("1", "P2P/"),
-    "NCCL_SHM_DISABLE": ("1", "SHM/"),
-    "NCCL_IB_DISABLE": ("1", "NET/IB"),
-    "NCCL_CUMEM_ENABLE": ("0", "P2P/CUMEM"),
+    "NCCL_P2P_DISABLE=1": "P2P/",
+    "NCCL_SHM_DISABLE=1": "SHM/",
+    "NCCL_IB_DISABLE=1": "NET/IB",
+    "NCCL_CUMEM_ENABLE=0": "P2P/CUMEM",
 }
 # Variables that name the devices of a network.
 DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}
@@ -282,8 +282,8 @@ def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingO
     elif name in DEVICES and _used(log, DEVICES[name]):
         nics: set[str] = set().union(*log.nics.values())
         used = list_some(sorted(nic for nic in nics if not _is_among(nic, value)))
-    elif name in RULED_OUT and value == RULED_OUT[name][0]:
-        used = _used(log, RULED_OUT[name][1])
+    elif f"{name}={value}" in RULED_OUT:
+        used = _used(log, RULED_OUT[f"{name}={value}"])
     if used:
         yield RULED_OUT_USED.of(used)
 
