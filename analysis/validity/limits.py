@@ -34,7 +34,7 @@ MOST_DEVIATIONS, LEAST_MOST_EFFICIENCY = 3.0, 1.005
 # hardly awaited; METHOD.md says why less is possible.
 EXPECTED_OF_REFERENCE, MOST_OF_REFERENCE = 1.05, 1.2
 MOST_UNACCOUNTED = 1e-3  # of a window that samples may leave out; on H200s they leave out 5·10⁻⁷
-# What passes between two windows takes 0.05 to 0.7 % of one on H200s where nothing was compiled.
+# Of a timed window; at most 0.3 % on H200s where nothing was compiled.
 MOST_UNSEEN = 0.015
 MOST_SLOWER = 0.03  # than the last warm-up window; on H200s at most 0.9 % in cells that are valid
 MOST_OF_GRID = 1e-4  # of a step, to which its samples may be rounded
@@ -63,8 +63,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the timed windows are shorter than what passed: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs: in each timed window at least 1.5 % more time passed for the lines of a rank than both
-    clocks of the window say
+    """GPUs: in each timed window at least 1.5 % more time passed by the times of a rank's lines
+    than both clocks of the window say
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")

@@ -307,19 +307,27 @@ def _repeated(own: Sequence[Line]) -> int:
 
 
 def _unseen_share(own: Sequence[Line]) -> float:
-    """Return the least share of a timed window of a rank that passed beyond its samples.
+    """Return the least share of a timed window of a rank that passed and is in no sample.
 
-    From the line before it to its own; 0 where none was timed.
+    What passes from the line before a window to its own, beyond what its clock says, less the least
+    of that at windows of the warm-up: the time of a line itself. 0 without either.
     """
-    shares = []
+    unseen: dict[str, list[float]] = {"warm-up": [], "timed": []}
+    timed_ms = []
     before = own[0]
     for line in own:
-        if line["kind"] == Kind.BLOCK and line["purpose"] == "timed":
+        if line["kind"] == Kind.BLOCK and line["purpose"] in unseen:
             passed_ms = 1e3 * (line["time"] - before["time"])
-            shares.append(passed_ms / line["host_ms"] - 1)
+            unseen[line["purpose"]].append(passed_ms - line["host_ms"])
+            if line["purpose"] == "timed":
+                timed_ms.append(line["host_ms"])
         if line["kind"] in (Kind.BLOCK, Kind.PHASE):
             before = line
-    return min(shares, default=0.0)
+    if not unseen["warm-up"] or not timed_ms:
+        return 0.0
+    of_lines_ms = max(0.0, min(unseen["warm-up"]))
+    shares = [(ms - of_lines_ms) / of for ms, of in zip(unseen["timed"], timed_ms, strict=True)]
+    return min(shares)
 
 
 def _missing(own: Sequence[Line]) -> int:
