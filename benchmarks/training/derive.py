@@ -313,7 +313,7 @@ def _unseen_share(own: Sequence[Line]) -> float:
     of that at windows of the warm-up: the time of a line itself. 0 without either.
     """
     unseen: dict[str, list[float]] = {"warm-up": [], "timed": []}
-    timed_ms = []
+    timed_ms: list[float] = []
     before = own[0]
     for line in own:
         if line["kind"] == Kind.BLOCK and line["purpose"] in unseen:
