@@ -51,6 +51,7 @@ def test_what_differs_comes_first_and_then_the_sections_of_one_study(written):
     assert titles[:3] == ["The finding", "The studies beside each other", "Scaling"]
     facts = {row["fact"]: (row["study_1"], row["study_2"]) for row in rows(written, "differs")}
     assert facts["GPUs"] == ("2 × NVIDIA H200", "4 × NVIDIA H200") and "driver" not in facts
+    assert facts["ranks.threads"] == ("16", "32"), "what only the records of the cells say"
     finding = text[text.index("## The finding") : text.index("## The studies")]
     compared = (
         "4 × H200 on vm against 2 × H200 on vm, 4 cells: slower in 3, no difference seen in 1."

@@ -45,14 +45,8 @@ OF_ENVIRONMENT = {
 # Beside them, of the records of one cell: fields of a cell that are no options, facts that studies
 # have already, what ranks say of themselves, and how NCCL connected them.
 NO_OPTIONS = (
-    "gpus",
-    "hosts",
-    "server_gpus",
-    "server_hosts",
-    "places",
-    "labels",
-    "repeat",
-    "declared",
+    *("gpus", "hosts", "server_gpus", "server_hosts", "places"),
+    *("labels", "repeat", "declared"),
 )
 OF_STUDIES = (
     *("host", "cpu", "git", "code", "topology", "links", "planned_uuids", "variables", "inherited"),
@@ -60,7 +54,12 @@ OF_STUDIES = (
 )
 OF_RANKS = ("threads", "started")
 OF_CONNECTIONS = ("transport", "channels")
-OF_A_DEVICE = ("gpus.id", "gpus.uuid", "gpus.bus_id", "gpus.name", "gpu.driver", "gpus.max_sm_mhz")
+# Ends of names that FACTS have, or that tell one GPU from another of a host.
+AMONG_FACTS = (
+    *("versions.python", "versions.torch", "versions.nccl", "versions.cuda", "versions.cudnn"),
+    *("packages.torch", "gpu.driver", "gpus.name", "gpus.max_sm_mhz"),
+    *("gpus.id", "gpus.uuid", "gpus.bus_id"),
+)
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from _leaves(entry, name)
-    elif not name.endswith(OF_A_DEVICE):
+    elif not name.endswith(AMONG_FACTS):
         yield name, to_text(value)
 
 

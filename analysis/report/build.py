@@ -120,7 +120,11 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
             compared=check.sentence(),
         )
         compared = {side.name: differences(sides[:1], [side]) for side in sides[1:]}
-        between = studies(differing(sides)[0], sides, compared)
+        facts, _ = differing(sides)
+        for position, of_cells in enumerate(compared.values(), 1):
+            for name, (of_first, of_side) in of_cells.facts.items():
+                facts.setdefault(name, [of_first] * len(sides))[position] = of_side
+        between = studies(facts, sides, compared)
         findings = findings_of(study)
         content = report_of(study, findings, width)
     first, *rest = content.finding
