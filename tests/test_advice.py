@@ -171,6 +171,7 @@ def alone_on_the_cpu(folder, strategy="nccl_allreduce"):
         cell = replace(record.cell, gpus=(0,), nccl={}, device="cpu", strategy=options)
         cell = replace(cell, batch_size=batch, repeat=number // 2)
         metrics = {"step/ms_median": step, "throughput/images_per_second": batch * 1e3 / step}
+        metrics["step/launch_ms"] = step
         cell_folder = folder / cell.folder
         cell_folder.mkdir(parents=True)
         record = replace(record, cell=cell, cell_key=cell.key, metrics=metrics | cost, tables={})
@@ -191,6 +192,9 @@ def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tm
     assert "gpus 0 " in printed
     assert not any(word in printed for word in ("direct", "γ", "links"))
     assert "no error is claimed: cells of one CPU worker, or without an exchange, are" in printed
+    assert main(["predict", study, "--gpus", "0", "--batch-size", "4", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["forecasts"]
+    assert row["forecast"]["step_ms"] < 8, "a worker's steps are no launches"
     assert main(["predict", study, "--gpus", "0", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["forecasts"]
     assert row["forecast"]["null_step_ms"] == row["forecast"]["step_ms"], "nothing changes"

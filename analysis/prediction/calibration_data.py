@@ -61,7 +61,7 @@ class MeasuredCell:
     valid: bool = True  # no check cast doubt on it
     cpu_bound: bool = False  # in every run GPUs waited for the CPU
     busy_ms: Draws | None = None  # of the devices in a step, without waiting for the CPU
-    # In which the CPU enqueues a step, in ms, of each run; where the CPU set the step, that too.
+    # In which the CPU enqueues a GPU's step, in ms, of each run; where it set the step, that too.
     launch_ms: tuple[float, ...] = ()
     label: str = ""
     rate: Estimate | None = None  # images per second of the next run, as reports have it
@@ -218,7 +218,8 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     for run in runs.records:
         tables = run.tables | tables  # of a table in several records the first one's
         record_ids.append(run.record_id)
-        launch_ms.append(run.metrics.get(LAUNCH, 0.0))
+        if run.cell.device == "cuda":
+            launch_ms.append(run.metrics.get(LAUNCH, 0.0))
         if "cpu_bound" in run.validity.codes:
             launch_ms.append(run.metrics.get(STEP, 0.0))
         else:
