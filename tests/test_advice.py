@@ -9,16 +9,15 @@ import pytest
 from build import make_record
 
 from analysis.__main__ import main
-from analysis.prediction.advise import (
+from analysis.commands.advise_cells import overlaps, rank
+from analysis.prediction.calibration_data import calibrate
+from analysis.prediction.candidates import (
     ForecastRequest,
-    advise,
     candidates,
     farthest_class,
     machine_gpus,
-    overlaps,
     topology_of,
 )
-from analysis.prediction.calibration_data import calibrate
 from analysis.prediction.forecast import forecast, held_out_scores
 from analysis.prediction.query import Subset
 from analysis.study.noise_floor import Scatter, group_of
@@ -47,7 +46,7 @@ def advice_on(study, pairs, settings=({},), scores=None, **asked):
     chosen = [Subset(len(members), members=members) for members in pairs]
     request = ForecastRequest(chosen, settings, gpus_of_host=4, every_option=True, **asked)
     several = next(iter(candidates(calibration, request).values()))
-    ranked, _ = advise(calibration, several, scores or held_out_scores(calibration))
+    ranked, _ = rank(calibration, several, scores or held_out_scores(calibration))
     return ranked
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.commands.predict_cells import read_nccl, read_subsets, refuse_absent
-from analysis.prediction.advise import ForecastRequest, candidates
 from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
@@ -25,6 +24,7 @@ from analysis.prediction.calibration_data import (
     read_buckets,
     read_moments,
 )
+from analysis.prediction.candidates import ForecastRequest, candidates
 from analysis.prediction.distributions import constant, mean, normal, scaled_normal
 from analysis.prediction.forecast import conformal, errors_of, forecast, hold_out, scores_of
 from analysis.prediction.link_model import (

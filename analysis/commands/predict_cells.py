@@ -15,13 +15,13 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.console import console
-from analysis.prediction.advise import (
+from analysis.prediction.calibration_data import CalibrationData, calibrate
+from analysis.prediction.candidates import (
     ForecastRequest,
     candidates,
     machine_gpus,
     machine_line,
 )
-from analysis.prediction.calibration_data import CalibrationData, calibrate
 from analysis.prediction.forecast import (
     FEWEST_HELD_OUT,
     HOLDOUTS,

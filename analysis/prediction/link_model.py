@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.prediction.distributions import Draws, constant, scaled_normal
 from benchmarks.collectives.busbw import COLLECTIVES
-from benchmarks.timing.alpha_beta import FEWEST_SIZES, Piece, fit
+from benchmarks.timing.alpha_beta import FEWEST_SIZES, fit
 
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
 WAYS = {
@@ -265,6 +265,9 @@ def _ring_steps(kind: str, ranks: int) -> int:
     return trips * (ranks - 1)
 
 
+_fit_once = functools.lru_cache(maxsize=256)(fit)  # every forecast asks for the same
+
+
 def _alpha_beta(curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
     """Return the part of a time that does not depend on size, and the part that does, in µs.
 
@@ -278,16 +281,10 @@ def _alpha_beta(curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
     whole_us = float(np.interp(size_bytes, sizes, times_us))
     if size_bytes > sizes[-1]:
         whole_us = times_us[-1] * size_bytes / sizes[-1]
-    for piece in _pieces(sizes, times_us):  # the last one counts beyond them too
+    fitted = _fit_once(tuple(map(int, sizes)), times_us)
+    assert fitted is not None
+    for piece in fitted.pieces:  # the last one counts beyond them too
         if size_bytes <= piece.to_bytes:
             break
     fixed_us = min(piece.alpha_us, whole_us)
     return fixed_us, whole_us - fixed_us
-
-
-@functools.lru_cache(maxsize=256)
-def _pieces(sizes_bytes: tuple[float, ...], times_us: tuple[float, ...]) -> tuple[Piece, ...]:
-    """Return the lines of the α–β fit; kept, because every forecast asks for the same."""
-    fitted = fit(list(map(int, sizes_bytes)), times_us)
-    assert fitted is not None
-    return fitted.pieces

@@ -1,8 +1,4 @@
-"""Which of several cells that could be run is best, by images per second.
-
-A cell that was measured counts by its runs, another by its forecast; each has the interval that
-reports and `predict` show of it. Where there is none, nothing is said of which is best.
-"""
+"""The cells that are asked for, and the machine that they are for."""
 
 import itertools
 import statistics
@@ -10,21 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from analysis.input_files import UnreadableInput
-from analysis.prediction.calibration_data import CalibrationData, MeasuredCell
-from analysis.prediction.forecast import forecast, way_of, why_no_error
+from analysis.prediction.calibration_data import CalibrationData
 from analysis.prediction.link_model import requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
-from analysis.prediction.step_model import matching_cells
 from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
-from analysis.study.intervals import NOT_KNOWN
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.study import Study
 from analysis.topology.model import Topology, quality
 from analysis.topology.readers import parse_topology
 from conf.cell import Member
 from conf.subsets import CPU_SLOTS
-
-SAME_CELL = ("workload", "batch_size", "options", "wire", "hosts", "machine", "shares_gpu")
 
 
 @dataclass(frozen=True)
@@ -34,103 +25,6 @@ class Candidate:
     query: CellQuery
     nccl: tuple[tuple[str, str], ...] = ()
     link_class: str | None = None
-
-
-@dataclass(frozen=True)
-class RankedCell:
-    """A cell with its rate in images per second, and the interval of that where it has one."""
-
-    candidate: Candidate
-    rate: float
-    low: float | None = None
-    high: float | None = None
-    runs: int = 0  # that were measured; 0: it is a forecast
-    bounded: bool = False  # the upper end of its interval is the most that is believed
-    why: str = ""  # it has no interval, or one that says no order
-
-
-def overlaps(cell: RankedCell, first: RankedCell) -> bool | None:
-    """Tell whether the interval of a cell reaches that of a faster one; None where one of them has
-    none, or has that of other cells.
-    """
-    if cell.high is None or first.low is None or cell.why or first.why:
-        return None
-    return cell.high >= first.low
-
-
-def advise(
-    calibration: CalibrationData,
-    candidates: Sequence[Candidate],
-    scores: Mapping[str, Sequence[float]],
-) -> tuple[list[RankedCell], dict[Candidate, str]]:
-    """Return the candidates in order of their rates, and {candidate without a forecast: reason}.
-
-    `scores` are those of held_out_scores. Raises ValueError where no candidate has a forecast.
-    """
-    ranked: list[RankedCell] = []
-    refused: dict[Candidate, str] = {}
-    for candidate in candidates:
-        measured = []
-        for cell in matching_cells(calibration.timed(), candidate.query, *SAME_CELL):
-            if set(cell.query.members) == set(candidate.query.members) and cell.rate is not None:
-                measured.append(cell)
-        try:
-            if measured:
-                ranked.append(_by_runs(candidate, measured))
-            else:
-                ranked.append(_by_forecast(calibration, candidate, scores))
-        except ValueError as error:
-            refused[candidate] = str(error)
-    if not ranked and refused:
-        raise ValueError(next(iter(refused.values())))
-    if not ranked:
-        raise ValueError("the study has no strategy to advise on; accepted with --strategy")
-    ranked.sort(key=lambda cell: -round(cell.rate, 6))
-    return ranked, refused
-
-
-def _by_runs(candidate: Candidate, measured: Sequence[MeasuredCell]) -> RankedCell:
-    """Return a cell with the rate of its runs, and the interval of the next one as in reports."""
-    runs = 0
-    rates = []
-    ends = []
-    lent_by = ""
-    for cell in measured:
-        assert cell.rate is not None
-        runs += len(cell.record_ids)
-        rates.append(cell.rate.value)
-        lent_by = lent_by or cell.lent_by
-        if cell.rate.low is not None and cell.rate.high is not None:
-            ends += [cell.rate.low, cell.rate.high]
-    rate = statistics.fmean(rates)
-    if len(ends) == 2 * len(measured):
-        why = ""
-        if lent_by:
-            why = f"too few runs of equal cells are known: the scatter is that of {lent_by}"
-        return RankedCell(candidate, rate, min(ends), max(ends), runs, why=why)
-    why = NOT_KNOWN
-    if runs == 1:
-        why = f"one run each, and {NOT_KNOWN}"
-    return RankedCell(candidate, rate, runs=runs, why=why)
-
-
-def _by_forecast(
-    calibration: CalibrationData, candidate: Candidate, scores: Mapping[str, Sequence[float]]
-) -> RankedCell:
-    """Return a cell with the rate that it is forecast to give. Raises ValueError."""
-    query = candidate.query
-    of_query = scores[way_of(calibration, query)]
-    prediction = forecast(calibration, query, of_query)
-    rate, step_ms = prediction.images_per_second, prediction.step_ms
-    if prediction.low is None or prediction.high is None:
-        return RankedCell(candidate, rate, why=why_no_error(query, len(of_query)))
-    bounded = step_ms - prediction.low < (prediction.high - step_ms) * (1 - 1e-9)
-    images = rate * step_ms
-    low, high = images / prediction.high, images / prediction.low
-    return RankedCell(candidate, rate, low, high, bounded=bounded)
-
-
-# --- the candidates
 
 
 def topology_of(study: Study, machine: str) -> Topology | None:
