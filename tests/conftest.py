@@ -39,10 +39,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 FEW_TESTS_OF_RANKS = 6
 LONGEST = """
-    test_measuring test_compiled_cells test_faulty_sweeps test_end_to_end test_own_code
-    test_requests test_report test_tracking test_agents test_forecasts test_own_page test_hosts
-    test_written_paths test_mlflow_ui test_damaged_files test_compose
-    test_sync test_planted
+    test_live_faults test_as_asked test_golden test_own_page test_faulty_sweeps test_end_to_end
+    test_across_hosts test_mlflow_ui test_hosts test_compiled_cells test_own_code test_requests
+    test_measuring test_calibration test_report test_tracking test_agents test_forecasts
+    test_written_paths test_damaged_files test_compose test_sync test_planted
 """
 
 
