@@ -27,20 +27,9 @@ PROPERTY = "outcomes"
 
 def outcome(kind, phase, target, wrong, **seen):
     """One line of a campaign: all fields, with those that a fault of the surroundings lacks."""
-    unseen = {
-        "cause": None,
-        "rank": None,
-        "expected_cause": None,
-        "expected_rank": None,
-        "noticed_s": None,
-        "goal_s": None,
-        "samples_lost": 0,
-        "orphans": 0,
-        "left_files": [],
-        "traceback": False,
-        "sentence": "",
-        "others_finished": not wrong,
-    }
+    unseen = dict.fromkeys(("cause", "rank", "expected_cause", "expected_rank"))
+    unseen |= {"noticed_s": None, "goal_s": None, "samples_lost": 0, "orphans": 0}
+    unseen |= {"left_files": [], "traceback": False, "sentence": "", "others_finished": not wrong}
     fault = {"kind": kind, "phase": phase, "target": target}
     return unseen | fault | seen | {"wrong": wrong, "right": not wrong}
 
@@ -85,21 +74,11 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     # For a launcher that is known only after the next ones.
     if fault.target != "launcher" and not others_finished:
         wrong.append("another cell did not finish")
-    return outcome(
-        fault.kind,
-        fault.phase,
-        fault.target,
-        wrong,
-        cause=cause,
-        rank=rank,
-        expected_cause=expected_cause,
-        expected_rank=fault.rank,
-        noticed_s=noticed_s,
-        goal_s=fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S,
-        others_finished=others_finished,
-        sentence=failure.message if failure else "",
-        **seen,
-    )
+    goal_s = fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S
+    seen |= {"cause": cause, "rank": rank, "noticed_s": noticed_s, "goal_s": goal_s}
+    seen |= {"expected_cause": expected_cause, "expected_rank": fault.rank}
+    seen |= {"sentence": failure.message if failure else "", "others_finished": others_finished}
+    return outcome(fault.kind, fault.phase, fault.target, wrong, **seen)
 
 
 def samples_lost(struck, record, study_dir):

@@ -6,6 +6,7 @@ Two launchers run at once, on a machine with many cores one for every four. `--f
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import faults_table
 import pytest
@@ -25,9 +26,13 @@ def seed(request):
 def some(request, seed):
     """Take as many faults of a table as were asked for."""
     most = request.config.getoption("faults")
-    return lambda faults: (
-        faults if most is None else random.Random(seed).sample(faults, min(most, len(faults)))
-    )
+
+    def drawn(faults):
+        if most is None:
+            return faults
+        return random.Random(seed).sample(faults, min(most, len(faults)))
+
+    return drawn
 
 
 def at_once(jobs):
@@ -45,20 +50,16 @@ def test_faults_of_ranks_servers_and_agents(tmp_path, seed, some, record_propert
         "agent": (some(faults_table.of_agents(seed)),),
         "pass": (some(faults_table.of_profiled_passes(seed)), *WITH_PASS),
     }
-    jobs = [
-        lambda name=name, asked=asked: sweep_of(tmp_path / name, *asked)
-        for name, asked in sweeps.items()
-    ]
+    jobs = [partial(sweep_of, tmp_path / name, *asked) for name, asked in sweeps.items()]
     record_outcomes(record_property, at_once(jobs))
 
 
 def test_signals_to_the_launcher(tmp_path, seed, some, store_template, record_property):
     faults = some(faults_table.of_the_launcher(seed))
-    shares = {str(number): faults[number::AT_ONCE] for number in range(AT_ONCE)}
-    jobs = [
-        lambda n=n, share=share: launchers_of(tmp_path / n, share, store_template)
-        for n, share in shares.items()
-    ]
+    jobs = []
+    for number in range(AT_ONCE):
+        share = faults[number::AT_ONCE]
+        jobs.append(partial(launchers_of, tmp_path / str(number), share, store_template))
     record_outcomes(record_property, at_once(jobs))
 
 
@@ -66,16 +67,11 @@ def test_launchers_that_are_killed_at_random(
     tmp_path, request, seed, store_template, record_property
 ):
     kills = request.config.getoption("kills")
-    shares = {
-        number: kills * (number + 1) // AT_ONCE - kills * number // AT_ONCE
-        for number in range(AT_ONCE)
-    }
-    jobs = [
-        lambda n=number, share=share: killed(
-            tmp_path / str(n), random.Random(f"{seed} {n}"), store_template, share
-        )
-        for number, share in shares.items()
-    ]
+    jobs = []
+    for number in range(AT_ONCE):
+        share = kills * (number + 1) // AT_ONCE - kills * number // AT_ONCE
+        draw, folder = random.Random(f"{seed} {number}"), tmp_path / str(number)
+        jobs.append(partial(killed, folder, draw, store_template, share))
     record_outcomes(record_property, at_once(jobs))
 
 

@@ -118,43 +118,23 @@ def run(case, sweep):
     print(f"{case.name}: status {status} after {took:.0f} s: {said}", *wrong, sep="\n")
     if wrong:
         print(printed)
-    found = {}
+    seen = {"samples_lost": len(lost), "orphans": len(orphans), "left_files": left}
+    seen |= {"sentence": said, "traceback": traceback, "expected_cause": case.cause}
     if case.cause:
-        found = {"cause": case.cause, "rank": failures[0].rank if failures else None}
+        rank = failures[0].rank if failures else None
+        seen |= {"cause": case.cause, "rank": rank, "expected_rank": case.rank}
     value = "" if case.value is None else f" {case.value}"
-    return outcome(
-        case.plant.__name__.replace("_", " ") + value,
-        case.phase,
-        "surroundings",
-        wrong,
-        expected_cause=case.cause,
-        expected_rank=case.rank if case.cause else None,
-        samples_lost=len(lost),
-        orphans=len(orphans),
-        left_files=left,
-        sentence=said,
-        traceback=traceback,
-        **found,
-    )
+    kind = case.plant.__name__.replace("_", " ") + value
+    return outcome(kind, case.phase, "surroundings", wrong, **seen)
 
 
 def refused_sync(sweep):
     """Sentences about a `sync` that fails."""
     uri = ["--uri", sweep.uri] if sweep.uri else []
-    done = subprocess.run(
-        [
-            *sweep.inside(),
-            sys.executable,
-            "-m",
-            "launch",
-            "sync",
-            str(sweep.out / sweep.study_dir.name),
-            *uri,
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # nsenter leaves the working folder
-        capture_output=True,
-        text=True,
-    )
+    study = str(sweep.out / sweep.study_dir.name)
+    command = [*sweep.inside(), sys.executable, "-m", "launch", "sync", study, *uri]
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}  # nsenter leaves the working folder
+    done = subprocess.run(command, env=around, capture_output=True, text=True)
     if done.returncode:
         return [f"sync: {done.stdout[-1000:]} {done.stderr[-1000:]}"]
     return []

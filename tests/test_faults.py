@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from build import make_cell
+from build import changed_cell, make_cell
 
 from benchmarks import record as records
 from benchmarks.agent import processes
@@ -33,10 +33,9 @@ def begun(tmp_path, gone=True):
         attempt = study.begin(cell, "a" * 32, DETAILS)
     Lines(attempt.folder.rank_lines(0)).write("start", time.time() + 5, rank=0, pid=1, versions={})
     if gone:
-        text = (study.folder / "journal.jsonl").read_text()
-        (study.folder / "journal.jsonl").write_text(
-            text.replace(f'"pid": {os.getpid()},', '"pid": 4194304,')
-        )
+        journal = study.folder / "journal.jsonl"
+        text = journal.read_text().replace(f'"pid": {os.getpid()},', '"pid": 4194304,')
+        journal.write_text(text)
     return StudyFolder(str(tmp_path), "s"), cell, attempt
 
 
@@ -52,12 +51,10 @@ def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
 
 def test_a_record_keeps_its_words_where_the_locale_is_not_utf_8(tmp_path, monkeypatch):
     study, _, attempt = begun(tmp_path)
-    attempt.folder.attempt.write_bytes(
-        attempt.folder.attempt.read_bytes().replace(b'"s"', '"größe"'.encode())
-    )
-    monkeypatch.setattr(
-        io, "text_encoding", lambda encoding, level=2: encoding or "latin-1"
-    )  # what pathlib asks
+    path = attempt.folder.attempt
+    path.write_bytes(path.read_bytes().replace(b'"s"', '"größe"'.encode()))
+    # What pathlib asks.
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "latin-1")
     (closed,) = study.recover()
     assert closed.study == "größe"
 
@@ -152,18 +149,14 @@ def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path)
 
 
 def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path):
-    study, cell = (
-        StudyFolder(str(tmp_path), "s"),
-        dataclasses.replace(make_cell(), profiler="torch"),
-    )
+    study, cell = StudyFolder(str(tmp_path), "s"), changed_cell(make_cell(), profiler="torch")
     with study.lock(cell):
         attempt = study.begin(cell, "a" * 32, DETAILS)
     measured = assemble(attempt.folder, "finished", None, time.time(), [], CellFolder)
     records.write(attempt.folder, measured)  # before the pass: it is safe whatever happens there
     assert study.recover() == [] and study.finished(cell) is None
-    said = dataclasses.replace(
-        measured, validity=records.Validity(unchecked={"profiled": "gave no trace"})
-    )
+    unchecked = records.Validity(unchecked={"profiled": "gave no trace"})
+    said = dataclasses.replace(measured, validity=unchecked)
     study.end(attempt, said)
     assert study.finished(cell) == said
 
@@ -191,13 +184,7 @@ def test_a_process_whose_starter_has_ended_does_not_go_on():
     program = "from benchmarks.rank.worker import die_with_parent; die_with_parent(); print('on')"
     for starter, code in ((str(os.getpid()), 0), ("4194304", -signal.SIGKILL)):
         environment = {**os.environ, "RINGSIDE_STARTER": starter}
-        run = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
+        run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment)
         assert run.returncode == code
 
 

@@ -21,16 +21,10 @@ CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))
 FOLDER = CellFolder(Path("{cell}"))
 TOPOLOGY = {"facts.topology": "GPU0 GPU1\n", "facts.links": {"0-1": "NV18"}}
 OF_A = {**WITH_GPUS, **TOPOLOGY, "facts.host": "n1"}
-OF_B = {
-    **OF_A,
-    "facts.host": "n2",
-    "machine.devices": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS],
-    "facts.gpu": {
-        "driver": "580.65.06",
-        "gpus": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS],
-    },
-    "variables": {"NCCL_ALGO": "Ring"},
-}
+GPUS_OF_B = [{**gpu, "uuid": f"GPU-b{gpu['id']}"} for gpu in GPUS]
+OF_B = {**OF_A, "facts.host": "n2", "machine.devices": GPUS_OF_B}
+OF_B |= {"facts.gpu": {"driver": "580.65.06", "gpus": GPUS_OF_B}}
+OF_B |= {"variables": {"NCCL_ALGO": "Ring"}}
 
 
 def here(**changes):
@@ -38,13 +32,8 @@ def here(**changes):
     hosts = fleet(a=OF_A, b={**OF_B, **changes})
 
     def variables(cell, name, token):
-        return cell_variables(
-            cell,
-            hosts[name].machine,
-            FOLDER,
-            token,
-            HostEnvironment(name, f"eth-{name}"),
-        )
+        where = HostEnvironment(name, f"eth-{name}")
+        return cell_variables(cell, hosts[name].machine, FOLDER, token, where)
 
     return HostsEnvironment(hosts.hosts[0].machine, {}, hosts, variables)
 
@@ -52,16 +41,9 @@ def here(**changes):
 def measured(around, **changes):
     """A record of the cell in these surroundings."""
     environment = around.facts(CELL, FOLDER) | {"versions": {"torch": "of the ranks"}}
-    made = dataclasses.replace(
-        REAL,
-        cell=CELL,
-        cell_key=CELL.key,
-        environment=json.loads(json.dumps(environment)),
-        **changes,
-    )
-    return dataclasses.replace(
-        made, ranks=[{"rank": rank, "name": "NVIDIA H200"} for rank in range(4)]
-    )
+    facts = {"cell": CELL, "cell_key": CELL.key, "environment": json.loads(json.dumps(environment))}
+    facts["ranks"] = [{"rank": rank, "name": "NVIDIA H200"} for rank in range(4)]
+    return dataclasses.replace(REAL, **facts, **changes)
 
 
 def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
@@ -70,9 +52,8 @@ def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
     assert environment["host"] == first["host"] == "n1"
     assert second["host"] == "n2"
     assert (first["name"], second["name"]) == ("a", "b")
-    assert environment["planned_uuids"] == ["GPU-1", "GPU-0", "GPU-b1", "GPU-b0"], (
-        "in the order of the ranks"
-    )
+    in_order_of_ranks = ["GPU-1", "GPU-0", "GPU-b1", "GPU-b0"]
+    assert environment["planned_uuids"] == in_order_of_ranks
     assert environment["topology"] == "GPU0 GPU1\n"
     assert not {"topology", "links"} & (first.keys() | second.keys())
     assert second["variables"]["NCCL_ALGO"] == "Ring"
@@ -100,9 +81,9 @@ CHANGES = [
 @pytest.mark.parametrize(("changes", "said"), CHANGES)
 def test_what_is_otherwise_on_a_host_is_told_with_its_name(changes, said):
     found = here(**changes).differences(measured(here()))
-    assert len(found) == len(said) and all(
-        one.startswith(words) for one, words in zip(found, said, strict=True)
-    ), found
+    assert len(found) == len(said), found
+    for sentence, words in zip(found, said, strict=True):
+        assert sentence.startswith(words)
 
 
 def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
@@ -113,13 +94,10 @@ def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
     assert here().differences(measured(here())) == []
     notes = []
     assert list(find_finished([CELL], study, here(), notes.append)) == [0] and notes == []
-    assert (
-        find_finished([CELL], study, here(**{"facts.gpu": {"driver": "580.99"}}), notes.append)
-        == {}
-    )
-    assert notes == [
-        "1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured before is kept"
-    ]
+    updated = here(**{"facts.gpu": {"driver": "580.99"}})
+    assert find_finished([CELL], study, updated, notes.append) == {}
+    said = "1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured "
+    assert notes == [f"{said}before is kept"]
 
 
 @pytest.mark.parametrize("hosts", [None, 7, [], [{}, 7], [{"name": "b"}], [{"name": ["b"]}]])
@@ -134,6 +112,5 @@ def test_the_interface_that_ringside_chose_on_a_host_is_no_foreign_setting():
     record.effective["nccl"] = {"settings": {"NCCL_SOCKET_IFNAME": "=eth-b"}}
     assert not setting_not_asked.judge(record, ValidityLimits())
     record.environment["hosts"][1]["inherited"].append("NCCL_SOCKET_IFNAME")
-    assert "NCCL_SOCKET_IFNAME==eth-b from the environment" in setting_not_asked.judge(
-        record, ValidityLimits()
-    )
+    said = setting_not_asked.judge(record, ValidityLimits())
+    assert "NCCL_SOCKET_IFNAME==eth-b from the environment" in said

@@ -35,6 +35,7 @@ ELSEWHERE = (
 )
 STRING = r'"((?:[^"\\]|\\.)*)"'
 SHOWN_AT = re.compile(rf"(?:AT_FDCWD|\d+)<([^>]*)>, {STRING}")  # a folder, and a path from it
+WRITES = r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC"
 UMASK = 0o077
 
 
@@ -51,15 +52,12 @@ def changed(trace):
     """The paths that a file of strace says were opened for writing, made, renamed or removed."""
     for line in trace.read_text(errors="replace").splitlines():
         call = re.match(r"(\w+)\((.*)\) = (\d+)(?:<(.*)>)?$", line)
-        if call is None or (
-            call[1].startswith("open")
-            and not re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", call[2])
-        ):
-            continue  # it failed, or only reads
-        if call[4]:
-            yield (
-                call[4].removesuffix(" (deleted)").removesuffix("(deleted)").removesuffix(">")
-            )  # opened: where it really is
+        if call is None:
+            continue  # it failed
+        if call[1].startswith("open") and not re.search(WRITES, call[2]):
+            continue
+        if call[4]:  # opened: where it really is
+            yield call[4].removesuffix(" (deleted)").removesuffix("(deleted)").removesuffix(">")
         elif found := SHOWN_AT.findall(call[2]):
             yield from (os.path.normpath(Path(folder) / path) for folder, path in found)
         else:
@@ -70,35 +68,23 @@ def changed(trace):
 def traced(tmp_path_factory):
     """The folders of a sweep, the paths that it changed, and what was in them before."""
     base = tmp_path_factory.mktemp("traced").resolve()
-    folders = {
-        name: base / name for name in ("out", "tmp", "home", "here", "beside", "caches", "trace")
-    }
-    for folder in folders.values():
-        folder.mkdir()
+    folders = {}
+    for name in ("out", "tmp", "home", "here", "beside", "caches", "trace"):
+        folders[name] = base / name
+        folders[name].mkdir()
     (folders["home"] / ".netrc").write_text("secret")
     (folders["beside"] / "thesis.tex").write_text("text")
     before = contents(folders["home"], folders["here"], folders["beside"])
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("XDG_", "MLFLOW_"))
-    }
+    kept = dict(os.environ)
+    for name in os.environ:
+        if name.startswith(("XDG_", "MLFLOW_")):
+            del kept[name]
     environment = kept | dict.fromkeys(CACHES, str(folders["caches"])) | {
         "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folders["tmp"]), "HOME": str(folders["home"]),
         "PYTHONDONTWRITEBYTECODE": "1",  # __pycache__ of the checkout
     }  # fmt: skip
-    strace = [
-        "strace",
-        "-ff",
-        "--seccomp-bpf",
-        "-y",
-        "-s",
-        "4096",
-        "-e",
-        f"trace={CALLS}",
-        "-o",
-        folders["trace"] / "of",
-    ]
+    strace = [*["strace", "-ff", "--seccomp-bpf", "-y", "-s", "4096"], "-e", f"trace={CALLS}"]
+    strace += ["-o", folders["trace"] / "of"]
     done = subprocess.run(
         [*strace, sys.executable, ROOT / "launch.py", *ASKED, f"output_dir={folders['out']}"],
         cwd=folders["here"], env=environment, umask=UMASK, capture_output=True, text=True, timeout=200,
@@ -131,10 +117,5 @@ def test_a_sweep_leaves_nothing_elsewhere(traced):
 @pytest.mark.needs("strace")
 def test_no_file_has_a_right_that_the_umask_takes(traced):
     out = traced[0]["out"]
-    wrong = {
-        path: oct(stat.S_IMODE(path.lstat().st_mode))
-        for path in out.rglob("*")
-        if path.lstat().st_mode & UMASK
-    }
-    assert wrong == {}
+    assert [path for path in out.rglob("*") if path.lstat().st_mode & UMASK] == []
     assert stat.S_IMODE((out / "mlflow.db").stat().st_mode) == 0o600
