@@ -1,4 +1,4 @@
-"""The grammar of nodes=, the file of hosts=, the cells planned on hosts, and what is refused."""
+"""The file of hosts=, the cells planned on hosts, and what is refused."""
 
 import dataclasses
 import json
@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from build import make_cell, tracked_record
 from hydra import compose
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
-from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
 from analysis.findings.baselines import control_cells
@@ -20,7 +17,7 @@ from conf.cell import Cell
 from conf.command_line import normalise
 from conf.options import Refused
 from conf.resolve import server_gpus
-from conf.subsets import NODES, host_sets, listed_hosts
+from conf.subsets import host_sets, listed_hosts
 from launch.display.columns import request_columns
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
@@ -31,94 +28,11 @@ from launch.tracking import mlflow_run
 from launch.tracking.mlflow_run import project
 
 DATA = Path(__file__).parent / "data"
-FIELD = OmegaConf.structured(
-    dataclasses.make_dataclass(
-        "Field", [("nodes", list[str], dataclasses.field(default_factory=list))]
-    )
-)
 
 
 def refuses(says, call, *arguments, **named):
     with pytest.raises(Refused, match=says):
         call(*arguments, **named)
-
-
-def sets(text):
-    """What reaches the schema: through the rewriting, Hydra's parser and sweep, and the field."""
-    overrides = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
-    if overrides[0].is_sweep_override():
-        jobs = [f"nodes={one}" for one in overrides[0].sweep_string_iterator()]
-        overrides = OverridesParser.create().parse_overrides(jobs)
-    return [list(OmegaConf.merge(FIELD, {"nodes": one.value()}).nodes) for one in overrides]
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("2", "2"), ("1,2", "1 2"), ("[2]", "2"), ("a", "a"), ("a,b", "a+b"), ("b,a", "b+a"),
-        ("a+b,a+c", "a+b a+c"), ("a,a+b", "a a+b"), ("a,b,a+b", "a b a+b"),
-        ("[a,b],[c]", "a+b c"), ("'a,b'", "a+b"), ("a\\,b", "a+b"), ("choice(a,b)", "a b"),
-        ("1,a+b", "1 a+b"), ("all", "all"), ("each,pairs,scale", "each pairs scale"),
-        ("dgx-01.rack_2.example.org,10.0.0.7", "dgx-01.rack_2.example.org+10.0.0.7"),
-        ("1_3,1e5", "1_3+1e5"),  # Hydra would read two numbers
-        ("null,true", "null+true"), ("n" * 253, "n" * 253),
-    ],
-)  # fmt: skip
-def test_what_is_typed_is_what_the_schema_gets(typed, expected):
-    assert ["+".join(one) for one in sets(typed)] == expected.split()
-    assert NODES.canonical(NODES.canonical(typed)) == NODES.canonical(typed)
-
-
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        ("", "names no host"), ("[]", "empty or unclosed part"), ("a,", "empty or unclosed part"),
-        ("a b", "has a space"), ("0", "'0' is no name of a host, number or word"),
-        ("007", "'007' is no name"), ("12345", "'12345' is no name"),
-        ("-oProxyCommand=x", "is no name"), ("-a", "'-a' is no name"), (".", "'.' is no name"),
-        ("a:22", "'a:22' is no name"), ("root@a", "'root@a' is no name"),
-        ("a/b", "'a/b' is no name"), ("ä", "'ä' is no name"),
-        ("node\N{ARABIC-INDIC DIGIT TWO}", "is no name"), ("n" * 254, "is no name"),
-        ("a,a", "host a is named twice"), ("a+b+a", "host a is named twice"),
-        ("2+a", "the number 2 stands alone"), ("a+all", "the word all stands alone"),
-        ("a,2", "more than one way"), ("a,all", "more than one way"),
-        ("range(1,3)", "range(…) is not accepted"), ("best:2", "is no name"),
-    ],
-)  # fmt: skip
-def test_what_names_no_hosts_is_refused_with_the_right_form(typed, says):
-    with pytest.raises(Refused) as refused:
-        normalise([f"nodes={typed}"])
-    message = str(refused.value)
-    assert message.startswith(f"nodes={typed}: ") and says in message
-    assert "twice" in says or "nodes=a+b,a+c" in message
-
-
-NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(subsets.is_name)
-SETS = some.lists(some.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
-PIECES = [
-    *"a2)[]'\",+ :-_.\0\n${}=@",
-    *["b1", "03", "all", "classes", "choice(", "\\,", "null", "1e1"],
-]
-
-
-@settings(derandomize=True, max_examples=40)
-@given(SETS, some.sampled_from((",".join, "+".join)), some.sampled_from(("[{}]", "'{}'", '"{}"')))
-def test_every_rendering_of_sets_composes_to_exactly_them(chosen, join, quoted):
-    assert sets(",".join(quoted.format(join(one)) for one in chosen)) == chosen
-
-
-@settings(derandomize=True, max_examples=200)
-@given(some.lists(some.sampled_from(PIECES), max_size=9).map("".join) | some.text(max_size=30))
-def test_any_other_text_is_refused_or_means_what_it_says(text):
-    try:
-        form = NODES.canonical(text)
-    except Refused as refused:
-        assert str(refused).startswith("nodes=")
-        return
-    assert NODES.canonical(form) == form
-    place = 0
-    for name in (name for one in sets(text) for name in one):
-        place = text.index(name, place) + len(name)
 
 
 def test_numbers_and_words_count_the_hosts_that_are_known():
