@@ -69,7 +69,7 @@ def driver(monkeypatch):
     for name in UNANSWERED:
         setattr(fake, f"nvmlDeviceGet{name}", refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(devices, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(devices, "_torch_version_file", lambda: "")
     return fake
 
 

@@ -47,6 +47,9 @@ Measured = Whole | Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
 OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz", "power_w")
 # Metrics of the timed window that are means of a value of the samples.
 MEANS = {"gpu/sm_mhz": "sm_mhz", "gpu/power_w": "power_w", "gpu/temperature_c": "temperature_c"}
+CAPPED_SHARE = "gpu/power_capped_share"
+# All metrics and facts that rest on the samples of GPUs.
+OF_SAMPLES = {"metrics": (*MEANS, CAPPED_SHARE), "checks": ("gpu_samples", "gpu_windows")}
 
 Sample = dict[str, Any]
 # A line of `gpus.jsonl`: what the driver said of each GPU; what it does not say is absent.
@@ -196,7 +199,7 @@ def _gpu_facts(
         facts["throttle_reasons"] = _throttle_reasons(inside)
         facts["reasons_known"] = bool(_values(inside, "reasons"))
         means = {metric: _mean(inside, name) for metric, name in MEANS.items()}
-        means["gpu/power_capped_share"] = _capped_share(inside)
+        means[CAPPED_SHARE] = _capped_share(inside)
         for metric, mean in means.items():
             if mean is not None:
                 metrics[metric] = mean

@@ -13,14 +13,13 @@ from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.trace_summary import summarize, trace_metrics
 from analysis.validity.checks import judged, limits_of
+from analysis.validity.gpu_samples import OF_SAMPLES
 from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line
 from benchmarks.record import CellFolder, Kind, Record, decoded
 from benchmarks.record.folder import find_raw, stored
 
 PROFILED = "profiled"  # the code of the finding that a profiled pass leaves
-# Metrics of the samples of the GPUs.
-SAMPLED = ("gpu/sm_mhz", "gpu/power_w", "gpu/temperature_c", "gpu/power_capped_share")
 
 
 class NotRecomputable(Exception):
@@ -84,8 +83,8 @@ def rebuilt(
     # Samples of a host whose file is not here: the other hosts do not give what they said.
     lost_gpus, lost_cpu = folder.lost_samples(record.raw_sha256)
     if lost_gpus:
-        keep("metrics", SAMPLED)
-        keep("checks", ("gpu_samples",))
+        for part, names in OF_SAMPLES.items():
+            keep(part, names)
     if lost_cpu:
         keep("checks", ("cpu_samples",))
     first = folder.gpu_samples

@@ -167,30 +167,29 @@ def try_connect(
         for address, port in ports.items():
             connection = stack.enter_context(socket.socket(_family(address)))
             connection.setblocking(False)
-            error = connection.connect_ex((address, port))
-            if error in (0, errno.EINPROGRESS):
+            status = connection.connect_ex((address, port))
+            if status in (0, errno.EINPROGRESS):
                 selector.register(connection, selectors.EVENT_READ, address)
             else:
-                results[address] = {"why": os.strerror(error)}
+                results[address] = {"why": os.strerror(status)}
         while len(results) < len(ports) and time.monotonic() < deadline:
             for key, _ in selector.select(deadline - time.monotonic()):
                 assert isinstance(key.fileobj, socket.socket)
-                results[key.data] = _probe_result(key.fileobj, word.encode())
                 selector.unregister(key.fileobj)
+                try:
+                    answer = key.fileobj.recv(WORD_BYTES)
+                    own_address = key.fileobj.getsockname()[0]
+                except OSError as error:
+                    results[key.data] = {"why": because(error)}
+                    continue
+                interface = interface_of(own_address.partition("%")[0], interfaces())
+                if answer != word.encode():
+                    results[key.data] = {"why": "another program answers there"}
+                elif interface is None:
+                    why = f"no interface of this host has the address {own_address}"
+                    results[key.data] = {"why": why}
+                else:
+                    results[key.data] = {"interface": interface}
     for address in ports:
         results.setdefault(address, {"why": f"no answer within {within_s:g} s"})
     return results
-
-
-def _probe_result(connection: socket.socket, word: bytes) -> dict[str, str]:
-    try:
-        answer = connection.recv(WORD_BYTES)
-        own_address = connection.getsockname()[0]
-    except OSError as error:
-        return {"why": because(error)}
-    if answer != word:
-        return {"why": "another program answers there"}
-    interface = interface_of(own_address.partition("%")[0], interfaces())
-    if interface is None:
-        return {"why": f"no interface of this host has the address {own_address}"}
-    return {"interface": interface}

@@ -118,29 +118,29 @@ class SampledGpus:
         return idle
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return a sample of each GPU, in the order of the ranks."""
-        return [self._sample_one(handle) for handle in self._handles]
-
-    def _sample_one(self, handle: Any) -> dict[str, Any]:
-        """Return a sample of one GPU; what the driver does not say is absent."""
+        """Return a sample of each GPU, in the order of the ranks; what the driver does not say is
+        absent."""
         nvml = self._nvml
         temperature, memory = nvml.nvmlDeviceGetTemperature, nvml.nvmlDeviceGetMemoryInfo
-        queries = {
-            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "temperature_c": lambda: temperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-            "memory_bytes": lambda: int(memory(handle, version=nvml.nvmlMemory_v2).used),
-            "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        queries: dict[str, Callable[[Any], Any]] = {
+            "sm_mhz": lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "power_w": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            "temperature_c": lambda gpu: temperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            "reasons": lambda gpu: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu),
+            "memory_bytes": lambda gpu: int(memory(gpu, version=nvml.nvmlMemory_v2).used),
+            "busy_percent": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         }
         unsupported = nvml.NVMLError, AttributeError, TypeError
-        values: dict[str, Any] = {}
-        for name, query in queries.items():
+        samples = []
+        for handle in self._handles:
+            values: dict[str, Any] = {}
+            for name, query in queries.items():
+                with contextlib.suppress(*unsupported):
+                    values[name] = query(handle)
             with contextlib.suppress(*unsupported):
-                values[name] = query()  # type: ignore[no-untyped-call]
-        with contextlib.suppress(*unsupported):
-            values |= self._processes(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        return values
+                values |= self._processes(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+            samples.append(values)
+        return samples
 
     def _processes(self, running: Sequence[Any]) -> dict[str, Any]:
         """Return the processes on the GPU without our token, and the memory of those with it.
@@ -187,32 +187,20 @@ class CpuLoad:
     def read(self) -> dict[str, float]:
         """Return CPU seconds so far: `busy_s` of all on these `cores`, `own_s` of our processes.
 
-        Ended ones count too. Empty where the kernel does not say.
-        """
-        try:
-            times = psutil.cpu_times(percpu=True)
-            self._own_s += self._own_since_last_time()
-        except (psutil.Error, OSError, RuntimeError):
-            return {}
-        cores = [times[core] for core in self._cores if core < len(times)]
-        busy_s = 0.0
-        for core in cores:
-            busy_s += core.user + core.nice + core.system + getattr(core, "steal", 0.0)
-        return {"cores": len(cores), "busy_s": round(busy_s, 2), "own_s": round(self._own_s, 2)}
-
-    def _own_since_last_time(self) -> float:
-        """Return the seconds that our processes used since then.
-
-        What an ended one used is counted a second time where its parent waited for it, and nowhere
-        else where nobody did, as of torch's processes that compile: it was counted while they
-        lived.
+        Ended ones count too. Empty where the kernel does not say. What an ended one used is counted
+        a second time where its parent waited for it, and nowhere else where nobody did, as of
+        torch's processes that compile: it was counted while they lived.
         """
         used_s = {}
-        for process in [self._root, *self._root.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):  # it is gone
-                times = process.cpu_times()
-                children_s = float(times.children_user + times.children_system)
-                used_s[process] = float(times.user + times.system), children_s
+        try:
+            times = psutil.cpu_times(percpu=True)
+            for process in [self._root, *self._root.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):  # it is gone
+                    own = process.cpu_times()
+                    children_s = float(own.children_user + own.children_system)
+                    used_s[process] = float(own.user + own.system), children_s
+        except (psutil.Error, OSError, RuntimeError):
+            return {}
         before, self._used_s = self._used_s, used_s
         more_s = waited_for_s = 0.0
         for process, (own_s, children_s) in used_s.items():
@@ -220,7 +208,12 @@ class CpuLoad:
             more_s += own_s + children_s - (own_before_s + children_before_s)
             waited_for_s += children_s - children_before_s
         ended_s = sum(sum(used) for process, used in before.items() if process not in used_s)
-        return max(0.0, more_s - min(ended_s, waited_for_s))
+        self._own_s += max(0.0, more_s - min(ended_s, waited_for_s))
+        cores = [times[core] for core in self._cores if core < len(times)]
+        busy_s = 0.0
+        for core in cores:
+            busy_s += core.user + core.nice + core.system + getattr(core, "steal", 0.0)
+        return {"cores": len(cores), "busy_s": round(busy_s, 2), "own_s": round(self._own_s, 2)}
 
 
 class SamplingProcess:

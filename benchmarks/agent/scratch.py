@@ -70,10 +70,16 @@ class Scratch:
         """
         for name in self._names():
             with contextlib.suppress(FileNotFoundError):
-                if name.endswith(REPLACED):
-                    yield from self._replaced(name)
-                else:
+                if not name.endswith(REPLACED):
                     yield from self._grown(name)
+                    continue
+                with safe_files.open_to_read(self.folder / name) as file:
+                    status = os.fstat(file.fileno())
+                    state = status.st_ino, status.st_mtime_ns
+                    if self._seen.get(name) != state:
+                        data = base64.b64encode(file.read(MOST_WHOLE)).decode()
+                        yield {"name": name, "at": None, "data": data}
+                        self._seen[name] = state
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -101,15 +107,6 @@ class Scratch:
                 yield {"name": name, "at": sent, "data": base64.b64encode(data).decode()}
                 sent += len(data)
                 self._sent[name] = sent
-
-    def _replaced(self, name: str) -> Iterator[dict[str, Any]]:
-        with safe_files.open_to_read(self.folder / name) as file:
-            status = os.fstat(file.fileno())
-            state = status.st_ino, status.st_mtime_ns
-            if self._seen.get(name) != state:
-                data = base64.b64encode(file.read(MOST_WHOLE)).decode()
-                yield {"name": name, "at": None, "data": data}
-                self._seen[name] = state
 
 
 def remove_left() -> None:

@@ -95,7 +95,7 @@ def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
 
 def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, and the reason if there are none."""
-    if not _torch_has_cuda():
+    if re.search(r"^cuda\b[^=]*= None", _torch_version_file(), re.MULTILINE):
         return (), "the installed torch is built without CUDA"
     import pynvml
 
@@ -162,11 +162,6 @@ def torch_version() -> str:
     if match is None:
         return ""
     return match[1]
-
-
-def _torch_has_cuda() -> bool:
-    """Return whether torch was built for CUDA; True where it cannot be told."""
-    return not re.search(r"^cuda\b[^=]*= None", _torch_version_file(), re.MULTILINE)
 
 
 def _torch_version_file() -> str:

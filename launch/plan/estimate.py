@@ -6,6 +6,7 @@ need to begin and to compile. What the same model took corrects it: the rule's r
 cells is taken. No other model's times are used.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -59,7 +60,19 @@ def estimates(
 
     `records` are records of the same study. `begun`: cells of this sweep ran already.
     """
-    ratios = _measured_ratios(records)
+    # (place, seconds ÷ those of the rule) of finished cells, by the text of SAME_WORK.
+    ratios: dict[str, list[tuple[str, float]]] = {}
+    sweeps: set[str] = set()
+    compiled: set[str] = set()
+    for record in sorted(records, key=lambda record: record.started_at):
+        cell = record.cell
+        seconds = record.ended_at - record.started_at  # 0 or less where a clock was set back
+        if record.state == "finished" and seconds > 0:
+            rule = rule_of_thumb(cell, record.sweep_id not in sweeps, compiled)
+            pair = (_text(cell, SAME_PLACE), seconds / rule)
+            ratios.setdefault(_text(cell, SAME_WORK), []).append(pair)
+        sweeps.add(record.sweep_id)
+        compiled.add(cell.graph)
     cached = {record.cell.graph for record in records if record.state == "finished"}
     by_text: dict[str, TimeEstimate] = {}
     result = []
@@ -78,23 +91,6 @@ def estimates(
         begun = True
         cached.add(cell.graph)
     return result
-
-
-def _measured_ratios(records: Sequence[Record]) -> dict[str, list[tuple[str, float]]]:
-    """Return (place, seconds ÷ those of the rule) of finished cells, by the text of SAME_WORK."""
-    ratios: dict[str, list[tuple[str, float]]] = {}
-    sweeps: set[str] = set()
-    cached: set[str] = set()
-    for record in sorted(records, key=lambda record: record.started_at):
-        cell = record.cell
-        seconds = record.ended_at - record.started_at  # 0 or less where a clock was set back
-        if record.state == "finished" and seconds > 0:
-            rule = rule_of_thumb(cell, record.sweep_id not in sweeps, cached)
-            pair = (_text(cell, SAME_PLACE), seconds / rule)
-            ratios.setdefault(_text(cell, SAME_WORK), []).append(pair)
-        sweeps.add(record.sweep_id)
-        cached.add(cell.graph)
-    return ratios
 
 
 def _text(cell: Cell, names: Sequence[str]) -> str:
@@ -128,7 +124,15 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
 
     `first`: of its sweep; `cached`: the compiled graphs that the study's folder has.
     """
-    seconds = START_SECONDS[cell.device] + _measuring_seconds(cell)
+    seconds = UNKNOWN_SECONDS[cell.device]
+    rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
+    if rule:
+        # What fails, as of a damaged record, ends no sweep.
+        with contextlib.suppress(Refused, TypeError, ValueError, LookupError, ArithmeticError):
+            by_rule = float(call_dotted(rule, cell))
+            if 0 <= by_rule < math.inf:
+                seconds = by_rule
+    seconds += START_SECONDS[cell.device]
     if first:
         seconds += FIRST_SECONDS[cell.device]
     if cell.servers:
@@ -141,21 +145,6 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     if cell.profiler != "none":
         seconds += TRACE_SECONDS[cell.device]
     return seconds
-
-
-def _measuring_seconds(cell: Cell) -> float:
-    """Return the seconds that the benchmark measures, by its rule; one that fails ends no sweep."""
-    unknown = UNKNOWN_SECONDS[cell.device]
-    rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
-    if not rule:
-        return unknown
-    try:
-        seconds = float(call_dotted(rule, cell))
-    except (Refused, TypeError, ValueError, LookupError, ArithmeticError):  # of a damaged record
-        return unknown
-    if 0 <= seconds < math.inf:
-        return seconds
-    return unknown
 
 
 def duration(seconds: float) -> str:

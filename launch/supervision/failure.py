@@ -1,16 +1,19 @@
-"""Name the cause of a failed cell, its first failing rank, and what the machine lacked."""
+"""Name the cause of a failed cell: a deadline that passed, the first failing rank, what the machine
+lacked. launch.supervision.hang finds the rank at fault in a hang."""
 
 import dataclasses
 import math
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.agent import processes
+from benchmarks.agent.processes import ENDED
 from benchmarks.record import CellFolder, Failure, decoded
+from conf import schema
 from conf.host import SHARED_MEMORY_FOLDER, control_groups, kernel_count
 from launch.engines.engine import Lost
 from launch.supervision.watch import Rank, Watch
@@ -32,6 +35,63 @@ TAIL_CHARACTERS = 500  # of a line
 LIKELY_CONSEQUENCE = 2  # of the orders below, from this on
 FULL_BYTES = 64 << 10  # less is no room on a disk: a rank's line may be larger
 STACK_HEADS = ("Current thread", "Fatal Python error")  # how a tail begins that is faulthandler's
+
+
+def overdue(
+    watch: Watch, opened: float, now: float, limits: schema.Engine, state: Callable[[int, int], str]
+) -> Failure | str | None:
+    """Return what is wrong if a deadline has passed: of the start, of a silence, of the cell.
+
+    `opened` and `now` are monotonic seconds; `state` returns what a process does, by number and id.
+    Of ranks that live and do not go on it is what the rank at fault did, as the end of a sentence
+    (launch.supervision.hang finds the rank).
+    """
+    start_s = limits.start_timeout_s
+    missing = [rank for rank in watch.everyone if rank.pid is None]
+    if missing and now - opened > start_s:
+        names = ", ".join([rank.name for rank in missing])
+        sentence = f"{names} did not report within {start_s:g} s"
+        return Failure("start", missing[0].number, sentence)
+    last_seen = 0.0
+    all_done = True
+    passed = []
+    for rank in watch.everyone:
+        last_seen = max(last_seen, rank.last_seen)
+        all_done = all_done and rank.done
+        if not missing:
+            deadline_s = _passed_deadline_s(watch, rank, now, limits, state)
+            if deadline_s:
+                passed.append(deadline_s)
+    if passed:
+        return f"gave no sign for {min(passed):g} s"
+    if all_done and now - last_seen > start_s:
+        sentence = f"all ranks are done, and what started them did not end within {start_s:g} s"
+        return Failure("hang", None, sentence)
+    if now - opened > limits.cell_timeout_s:
+        return f"was not done when the cell's {limits.cell_timeout_s:g} s were over"
+    return None
+
+
+def _passed_deadline_s(
+    watch: Watch, rank: Rank, now: float, limits: schema.Engine, state: Callable[[int, int], str]
+) -> float | None:
+    """Return the deadline after which a live process has written nothing; None before it.
+
+    The first step compiles, tunes and connects without a sign: a rank has as long for it as for the
+    start. A process that was stopped does none of that, and a server gives a sign every second.
+    """
+    silent_s = now - rank.last_seen
+    deadline_s = limits.silence_timeout_s
+    if rank.pid is None or silent_s <= deadline_s:
+        return None
+    process_state = state(rank.number, rank.pid)
+    if rank.done and process_state in ENDED:
+        return None
+    if rank in watch.ranks and rank.iterations == 0 and process_state != "stopped":
+        deadline_s = max(deadline_s, limits.start_timeout_s)
+    if silent_s <= deadline_s:
+        return None
+    return deadline_s
 
 
 @dataclass(frozen=True)
@@ -178,7 +238,21 @@ def with_log(failure: Failure, folder: CellFolder) -> Failure:
     elif failure.rank is None:
         paths = [folder.agent_log, rank_log]
     for path in paths:
-        lines = _tail(_log_end(path).splitlines())
+        lines = _log_end(path).splitlines()
+        stack_line = None  # where the stack of the main thread begins, if faulthandler wrote last
+        error: list[str] = []
+        fatal: list[str] = []  # the error before that stack
+        for index, line in enumerate(lines):
+            if line.startswith("Current thread"):
+                stack_line, fatal = index, error
+            elif line.startswith("Traceback"):
+                stack_line = None
+            elif line.startswith("Fatal Python error"):
+                error = [line]
+        if stack_line is None:
+            lines = lines[-TAIL_LINES:]
+        else:
+            lines = [*fatal, *lines[stack_line:]][:TAIL_LINES]
         if lines:
             tail = "\n".join(line[:TAIL_CHARACTERS] for line in lines)
             return Failure(failure.cause, failure.rank, failure.message, tail)
@@ -191,21 +265,6 @@ def few_lines(log_tail: str, most: int) -> list[str]:
     if lines and lines[0].startswith(STACK_HEADS):
         return lines[:most]
     return lines[-most:]
-
-
-def _tail(lines: list[str]) -> list[str]:
-    """Return the last lines, or the top of the main thread's stack if faulthandler wrote last."""
-    current = None
-    fatal = []
-    for number, line in enumerate(lines):
-        if line.startswith("Current thread"):
-            current = number
-    if current is None or any(line.startswith("Traceback") for line in lines[current:]):
-        return lines[-TAIL_LINES:]
-    for line in lines[:current]:
-        if line.startswith("Fatal Python error"):
-            fatal = [line]
-    return [*fatal, *lines[current:]][:TAIL_LINES]
 
 
 # What the machine lacked: a rank without memory often dies silently
@@ -231,9 +290,13 @@ class ResourceSnapshot:
         now = ResourceSnapshot.take()
         cause = failure.cause
         sentences = [failure.message]
-        disk = _disk_exhaustion(folder)
-        if disk:
-            sentences.append(disk)
+        try:
+            if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                sentences.append(f"the file system of {folder} is read-only")
+            elif _is_full(folder):
+                sentences.append(f"there is no space left on the file system of {folder}")
+        except OSError:
+            sentences.append(f"{folder} is gone: removed, or no longer mounted")
         if _is_full(SHARED_MEMORY_FOLDER):
             sentences.append("/dev/shm is full")
         if now.pids_refused > self.pids_refused:
@@ -244,19 +307,6 @@ class ResourceSnapshot:
             cause = "oom"
             sentences.append("the kernel killed a process for want of memory meanwhile")
         return dataclasses.replace(failure, cause=cause, message="; ".join(sentences))
-
-
-def _disk_exhaustion(folder: Path) -> str:
-    """Return what is wrong with the file system of a folder; empty if nothing is seen."""
-    try:
-        flags = os.statvfs(folder).f_flag
-    except OSError:
-        return f"{folder} is gone: removed, or no longer mounted"
-    if flags & os.ST_RDONLY:
-        return f"the file system of {folder} is read-only"
-    if _is_full(folder):
-        return f"there is no space left on the file system of {folder}"
-    return ""
 
 
 def _is_full(folder: Path) -> bool:

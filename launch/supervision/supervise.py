@@ -17,8 +17,8 @@ from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import Job, Lost
-from launch.supervision.failure import End, ends, first_cause, with_log
-from launch.supervision.hang import STUCK, Hang, explain_hang, overdue
+from launch.supervision.failure import End, ends, first_cause, overdue, with_log
+from launch.supervision.hang import STUCK, explain_hang
 from launch.supervision.watch import Watch, locate, log_bytes
 
 POLL_SECONDS = 0.1
@@ -61,7 +61,7 @@ def run(
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     opened = clock.monotonic()
     job = start()
-    failure: Failure | Hang | None = None
+    failure: Failure | str | None = None  # a text: what the rank at fault in a hang did
     lost: Lost | None = None
     vanished: dict[int, End] = {}
     try:
@@ -77,7 +77,7 @@ def run(
             job.wait(POLL_SECONDS)
         if vanished and not lost:
             _until(lambda: job.poll() is not None or folder.failures.exists(), AGENT_SECONDS, clock)
-        if isinstance(failure, Hang):
+        if isinstance(failure, str):
             failure = _explained(failure, watch, folder, job, clock)
         status = job.poll()
         ended_s = clock.monotonic()
@@ -121,7 +121,7 @@ def _vanished(watch: Watch, job: Job, clock: Any) -> dict[int, End]:
     return {rank.number: End(None, clock.time()) for rank in gone if not rank.done}
 
 
-def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: Any) -> Failure:
+def _explained(what: str, watch: Watch, folder: CellFolder, job: Job, clock: Any) -> Failure:
     """Return a hang with the rank that is at fault, after asking every process where it stands."""
     agent_state = job.agent_state()
     if agent_state in STUCK:
@@ -157,7 +157,7 @@ def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: An
         written = sizes()
     for rank_number, start in starts.items():
         watch.everyone[rank_number].location = locate(folder.rank_log(rank_number), start)
-    return explain_hang(watch, hang.what)
+    return explain_hang(watch, what)
 
 
 def _until(condition: Callable[[], bool], seconds: float, clock: Any) -> None:
