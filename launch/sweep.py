@@ -354,9 +354,12 @@ class SweepRun:
                 self.known.append(earlier)
                 self.screen.settle(index, "done before", earlier)
                 return
-            record = self.runner.measure(
-                planned, [*self.known], lambda watch: self._progress(index, watch)
-            )
+
+            def progress(watch: Watch) -> None:
+                self._quiet = self._quiet or watch.needs_quiet
+                self.screen.progress(index, watch)
+
+            record = self.runner.measure(planned, [*self.known], progress)
         self.known.append(record)
         self.measured.append(record)
         self.screen.settle(index, record.state, record)
@@ -366,10 +369,6 @@ class SweepRun:
             self.console.print(text, markup=False, soft_wrap=True, end="")
         self.mlflow.log(record)
         self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
-
-    def _progress(self, index: int, watch: Watch) -> None:
-        self._quiet = self._quiet or watch.needs_quiet
-        self.screen.progress(index, watch)
 
     def _note(self, text: str) -> None:
         self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)

@@ -83,8 +83,8 @@ def rebuilt(
     # Samples of a host whose file is not here: the other hosts do not give what they said.
     lost_gpus, lost_cpu = folder.lost_samples(record.raw_sha256)
     if lost_gpus:
-        for part, names in OF_SAMPLES.items():
-            keep(part, names)
+        for sampled_part, sampled_names in OF_SAMPLES.items():
+            keep(sampled_part, sampled_names)
     if lost_cpu:
         keep("checks", ("cpu_samples",))
     first = folder.gpu_samples

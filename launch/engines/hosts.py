@@ -113,8 +113,8 @@ class HostsEngine:
     ) -> "HostsJob":
         """Start the processes of a cell on its hosts; they end with it."""
         parts = []
-        for number, name in enumerate(cell.every_host):
-            parts.append(CellOnHost(self._hosts[name], number, token, folder))
+        for index, name in enumerate(cell.every_host):
+            parts.append(CellOnHost(self._hosts[name], index, token, folder))
         job = HostsJob(cell, token, parts, self._limits.lost_after_s)
         for part in parts:  # before anything can be wrong: each says that it has stopped
             part.host.channel.listen(part.take)
@@ -147,11 +147,11 @@ class HostsEngine:
             variables = self.variables(cell, host.name, token)
             uuids = None
             if sampled:
-                uuids = host.machine.uuids(cell.gpus) if part.number < len(cell.hosts) else []
+                uuids = host.machine.uuids(cell.gpus) if part.index < len(cell.hosts) else []
             numbers = []
-            for number, process in enumerate(cell.places):
+            for process_number, process in enumerate(cell.places):
                 if process.host == host.name:
-                    numbers.append(number)
+                    numbers.append(process_number)
             part.host.channel.send(
                 Command.RUN,
                 cell=token,
@@ -162,9 +162,9 @@ class HostsEngine:
                 start=self._limits.start,
                 sampled=uuids,
                 numbers=numbers,
-                meeting=meeting | {"host": part.number},
+                meeting=meeting | {"host": part.index},
             )
-            if part.number == 0 and len(parts) > 1:
+            if part.index == 0 and len(parts) > 1:
                 meeting["port"] = self._port(part)
 
     def _port(self, first: "CellOnHost") -> int:
@@ -215,7 +215,7 @@ class CellOnHost:
     """What the agent of one host has said of a running cell; a thread of its own takes it."""
 
     host: RemoteHost
-    number: int  # of the host in the cell
+    index: int  # of the host in the cell
     token: str  # of the cell
     folder: CellFolder
     port: int | None = None  # of the first host, where the ranks of all hosts meet
@@ -252,10 +252,10 @@ class CellOnHost:
         if not HANDED_ON.fullmatch(name):
             raise ValueError(f"file {name!r:.100}")
         local_name = name
-        if self.number and name.startswith("nccl/"):  # the names of two hosts may be equal
-            local_name = f"nccl/{self.number}-{name.removeprefix('nccl/')}"
-        elif self.number:
-            local_name = OF_EACH_HOST.get(name, name).format(self.number)
+        if self.index and name.startswith("nccl/"):  # the names of two hosts may be equal
+            local_name = f"nccl/{self.index}-{name.removeprefix('nccl/')}"
+        elif self.index:
+            local_name = OF_EACH_HOST.get(name, name).format(self.index)
         path = self.folder.path / local_name
         if path == self.folder.failures:
             with FAILURES_LOCK:  # two hosts often fail together

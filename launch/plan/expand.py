@@ -152,7 +152,7 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     if names:
         return tuple(names)
     if configs[0].engine.name == "slurm":  # a dry run, outside the job
-        return tuple(f"host{number + 1}" for number in range(hosts_of_job(configs)))
+        return tuple(f"host{index + 1}" for index in range(hosts_of_job(configs)))
     raise Refused(
         f"nodes={','.join(configs[0].nodes)}: no host is known; name them, as in nodes=a,b, or a "
         "file of them with hosts=FILE"

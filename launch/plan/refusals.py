@@ -76,9 +76,17 @@ OURS = (DEFAULT_STORE, ARTIFACTS, floor_file.FILE)  # in output_dir, beside the 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 LAUNCHERS = {
     # A batch script has no step, and one task of a step may launch.
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "without srun, or with srun --ntasks=1"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "without mpirun"),
-    "mpiexec": ("PMI_RANK", "PMI_SIZE", "without mpiexec"),
+    "srun": {
+        "rank": "SLURM_PROCID",
+        "size": "SLURM_STEP_NUM_TASKS",
+        "instead": "without srun, or with srun --ntasks=1",
+    },
+    "mpirun": {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "size": "OMPI_COMM_WORLD_SIZE",
+        "instead": "without mpirun",
+    },
+    "mpiexec": {"rank": "PMI_RANK", "size": "PMI_SIZE", "instead": "without mpiexec"},
 }
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where
 # this is free for every rank, torch need not compute the exact size, which takes seconds.
@@ -183,15 +191,16 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
     names: tuple[str, ...] = TORCHRUN
     if environment.keys() >= set(TORCHRUN):
         program = "torchrun"
-    for launcher, (rank, size, without) in LAUNCHERS.items():
-        numbers = []
-        for name in (rank, size):
-            text = environment.get(name, "")
+    for launcher, row in LAUNCHERS.items():
+        counts = {}
+        for field in ("rank", "size"):
+            text = environment.get(row[field], "")
             if not text.isascii() or not text.isdigit():
                 text = "0"
-            numbers.append(int(text))
-        if not program and (numbers[0] > 0 or numbers[1] > 1):
-            program, names, instead = launcher, (rank, size), without
+            counts[field] = int(text)
+        if not program and (counts["rank"] > 0 or counts["size"] > 1):
+            program, instead = launcher, row["instead"]
+            names = (row["rank"], row["size"])
     if program:
         values = [f"{name}={environment[name]}" for name in names if name in environment]
         raise Refused(
@@ -203,6 +212,7 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
 def refuse_requests(configs: Sequence[Config]) -> None:
     """Refuse requests whose options do not fit each other. Raises Refused."""
     engine, defaults = configs[0].engine, Engine()  # a sweep has one engine
+    value: Any
     for name, engines in READ_BY.items():
         value = getattr(engine, name)
         if value != getattr(defaults, name) and engine.name not in engines:
@@ -213,33 +223,30 @@ def refuse_requests(configs: Sequence[Config]) -> None:
             raise Refused(f"engine.{name}={typed}: accepted with engine={names}")
     for config in configs:
         for rule in REQUEST_REFUSALS:
-            if rule.applies(config):
-                _refuse(rule, config)
+            if not rule.applies(config):
+                continue
+            path = rule.field
+            if path in ("engine", "profiler"):
+                path += ".name"
+            value = config
+            for name in path.split("."):
+                if isinstance(value, Mapping):
+                    value = value[name]
+                else:
+                    value = getattr(value, name)
+            if rule.field == "nodes":
+                value = ",".join(value)
+            elif isinstance(value, list):
+                value = f"[{','.join(value)}]"
+            elif rule.field.startswith("engine."):
+                value = repr(value)
+            raise Refused(f"{rule.field}={value}: {rule.sentence}")
     for word in engine.prefix:
         if not word or not word.isprintable():
             raise Refused(
                 f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is no word; accepted are "
                 "printable words"
             )
-
-
-def _refuse(rule: Refusal, config: Config) -> None:
-    value: Any = config
-    path = rule.field
-    if path in ("engine", "profiler"):
-        path += ".name"
-    for name in path.split("."):
-        if isinstance(value, Mapping):
-            value = value[name]
-        else:
-            value = getattr(value, name)
-    if rule.field == "nodes":
-        value = ",".join(value)
-    elif isinstance(value, list):
-        value = f"[{','.join(value)}]"
-    elif rule.field.startswith("engine."):
-        value = repr(value)
-    raise Refused(f"{rule.field}={value}: {rule.sentence}")
 
 
 def refuse_several_values(requests: Sequence[Request]) -> None:

@@ -57,8 +57,8 @@ class RunEnvironment:
 
         `added` are variables beside those that the cell asks for.
         """
-        asked = cell_variables(cell, self.machine, folder, "").with_set(added)
-        variables = merged(asked, self.surrounding)
+        cell_asks = cell_variables(cell, self.machine, folder, "").with_set(added)
+        variables = merged(cell_asks, self.surrounding)
         return {
             **facts.facts(),
             "variables": facts.recorded_variables(variables),

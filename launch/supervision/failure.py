@@ -51,7 +51,7 @@ def overdue(
     if missing and now - opened > start_s:
         names = ", ".join([rank.name for rank in missing])
         sentence = f"{names} did not report within {start_s:g} s"
-        return Failure("start", missing[0].number, sentence)
+        return Failure("start", missing[0].index, sentence)
     last_seen = 0.0
     all_done = True
     passed = []
@@ -84,7 +84,7 @@ def _passed_deadline_s(
     deadline_s = limits.silence_timeout_s
     if rank.pid is None or silent_s <= deadline_s:
         return None
-    process_state = state(rank.number, rank.pid)
+    process_state = state(rank.index, rank.pid)
     if rank.done and process_state in ENDED:
         return None
     if rank in watch.ranks and rank.iterations == 0 and process_state != "stopped":
@@ -127,11 +127,11 @@ def first_cause(
 
     `agent_status` is the exit status of the agent, None if it still ran; `lost` is a lost host.
     """
-    ended = {rank.number: ended[rank.number] for rank in watch.everyone if rank.number in ended}
+    ended = {rank.index: ended[rank.index] for rank in watch.everyone if rank.index in ended}
     first_end_s = min([end.time for end in ended.values()], default=math.inf)
     candidates = []
     for rank in watch.everyone:
-        end = ended.get(rank.number)
+        end = ended.get(rank.index)
         times = [end.time] if end else []
         if rank.error:
             times.append(float(rank.error["time"]))
@@ -170,12 +170,12 @@ def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
         order = 0
         if CONSEQUENCE.search(str(rank.error["message"])):
             order = LIKELY_CONSEQUENCE
-        return order, float(rank.error["time"]), rank.number
+        return order, float(rank.error["time"]), rank.index
     assert end is not None
     order = 1
     if end.status == -signal.SIGTERM:
         order = LIKELY_CONSEQUENCE + 1
-    return order, end.time, rank.number
+    return order, end.time, rank.index
 
 
 def _raised(rank: Rank, error: Mapping[str, object]) -> Failure:
@@ -184,7 +184,7 @@ def _raised(rank: Rank, error: Mapping[str, object]) -> Failure:
     first_line = (message or kind).splitlines()[0]
     where = f"in phase {rank.phase or 'start'!r}"
     sentence = f"{rank.name} raised {kind} {where}: {first_line}"
-    return Failure(_cause_of(f"{kind} {message}"), rank.number, sentence)
+    return Failure(_cause_of(f"{kind} {message}"), rank.index, sentence)
 
 
 def _cause_of(text: str) -> str:
@@ -202,19 +202,19 @@ def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
         where = f"in phase {rank.phase!r}"
     if status is None:
         sentence = f"{rank.name} ended {where}, and the agent did not say how"
-        return Failure("killed", rank.number, sentence)
+        return Failure("killed", rank.index, sentence)
     if status >= 0:
         if status == 0:
             where += ", before it was done,"
         sentence = f"{rank.name} left with status {status} {where} and wrote no reason"
-        return Failure("exception", rank.number, sentence)
+        return Failure("exception", rank.index, sentence)
     sentence = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
     if status == -signal.SIGABRT:
         # An exception in a thread of C++ ends the process without Python's knowledge.
-        uncaught = UNCAUGHT.findall(_log_end(folder.rank_log(rank.number)))
+        uncaught = UNCAUGHT.findall(_log_end(folder.rank_log(rank.index)))
         if uncaught:
-            return Failure(_cause_of(uncaught[-1]), rank.number, f"{sentence}: {uncaught[-1]}")
-    return Failure("killed", rank.number, sentence)
+            return Failure(_cause_of(uncaught[-1]), rank.index, f"{sentence}: {uncaught[-1]}")
+    return Failure("killed", rank.index, sentence)
 
 
 def _log_end(path: Path) -> str:

@@ -54,7 +54,7 @@ def explain_hang(watch: Watch, what: str) -> Failure:
         )
     if suspect.is_last:
         sentence += "; nothing tells which of them is wrong, and the last is named"
-    return Failure("hang", rank.number, sentence)
+    return Failure("hang", rank.index, sentence)
 
 
 def _suspect(watch: Watch, waiting: Sequence[Rank]) -> Suspect:

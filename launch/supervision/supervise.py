@@ -114,11 +114,11 @@ def _vanished(watch: Watch, job: Job, clock: Any) -> dict[int, End]:
     """Return the processes that are gone and were not done, by number, after their last lines."""
     gone = []
     for rank in watch.everyone:
-        if rank.pid and not rank.done and job.process_state(rank.number, rank.pid) in ENDED:
+        if rank.pid and not rank.done and job.process_state(rank.index, rank.pid) in ENDED:
             gone.append(rank)
     if gone:
         watch.update()
-    return {rank.number: End(None, clock.time()) for rank in gone if not rank.done}
+    return {rank.index: End(None, clock.time()) for rank in gone if not rank.done}
 
 
 def _explained(what: str, watch: Watch, folder: CellFolder, job: Job, clock: Any) -> Failure:
@@ -135,10 +135,10 @@ def _explained(what: str, watch: Watch, folder: CellFolder, job: Job, clock: Any
     for rank in watch.everyone:
         if rank.pid:
             # As it is now: a request for stacks may wake a process up.
-            rank.state = job.process_state(rank.number, rank.pid)
-            pids[rank.number] = rank.pid
+            rank.state = job.process_state(rank.index, rank.pid)
+            pids[rank.index] = rank.pid
             if rank.state not in STUCK:
-                starts[rank.number] = log_bytes(folder.rank_log(rank.number))
+                starts[rank.index] = log_bytes(folder.rank_log(rank.index))
 
     def sizes() -> list[int]:
         return [log_bytes(folder.rank_log(rank_number)) for rank_number in starts]

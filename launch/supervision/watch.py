@@ -203,7 +203,7 @@ BEFORE_WARM_UP = ("", "connect", "build", "first step")  # phases of a rank
 class Rank:
     """What is known of one process of a cell: a rank, or a server next to the ranks."""
 
-    number: int
+    index: int  # among the processes of the cell: ranks, then servers
     name: str  # 'rank 3', 'server 0'
     phase: str = ""
     iterations: int = 0
@@ -223,8 +223,8 @@ class Watch:
         self, folder: CellFolder, world_size: int, servers: int = 0, clock: Any = time
     ) -> None:
         """`clock` is the module `time`, but in tests."""
-        self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
-        self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
+        self.ranks = [Rank(index, f"rank {index}") for index in range(world_size)]
+        self.servers = [Rank(world_size + index, f"server {index}") for index in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number
         self._folder, self._clock = folder, clock
         self._few_cores = 2 * len(self.everyone) > usable_cores()
@@ -245,15 +245,15 @@ class Watch:
         has_news = False
         for rank in self.everyone:
             try:
-                with self._folder.rank_lines(rank.number).open("rb") as file:
-                    file.seek(self._read[rank.number])
+                with self._folder.rank_lines(rank.index).open("rb") as file:
+                    file.seek(self._read[rank.index])
                     whole, newline, _ = file.read().rpartition(b"\n")
             except FileNotFoundError:
                 continue
             if not newline:
                 continue
             has_news = True
-            self._read[rank.number] += len(whole) + 1
+            self._read[rank.index] += len(whole) + 1
             rank.last_seen = self._clock.monotonic()
             for text in whole.split(b"\n"):
                 line = read_line(text)  # a full disk tears lines
@@ -264,7 +264,7 @@ class Watch:
     def count(self, rank: Rank) -> int:
         """Return the number of iterations that a rank has begun, also those since its last line."""
         try:
-            return int(self._folder.rank_count(rank.number).read_bytes())
+            return int(self._folder.rank_count(rank.index).read_bytes())
         except (OSError, ValueError):
             return rank.iterations
 

@@ -384,7 +384,7 @@ def parent_tags(records: Sequence[Record]) -> dict[str, str]:
         counts[record.state] += 1
         if record.state == "finished" and not record.usable:
             invalid += 1
-    cells = ", ".join([f"{number} {state}" for state, number in counts.items() if number])
+    cells = ", ".join([f"{count} {state}" for state, count in counts.items() if count])
     if invalid:
         cells += f" ({invalid} of them invalid)"
     return {**tags, "cells": cells}
