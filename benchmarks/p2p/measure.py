@@ -19,7 +19,6 @@ from benchmarks.record import Kind
 from conf.cell import Cell
 
 BANDWIDTHS = ("unidirectional", "bidirectional")
-Options = Mapping[str, Any]
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -33,78 +32,183 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
         def work() -> None:
             gpus = Gpus(cell.gpus, size_bytes, options["copy"])
-            measure(cell.gpus, gpus, options, result, reporter)
+            PairBenchmark(cell.gpus, gpus, options, reporter).measure(result)
 
         ranks.on_rank_zero(work, reporter.beat)
     else:
         from benchmarks.p2p.cpu_workers import Workers
 
-        measure(cell.gpus, Workers(ranks, size_bytes), options, result, reporter)
+        workers = Workers(ranks, size_bytes)
+        PairBenchmark(cell.gpus, workers, options, reporter).measure(result)
     return result
 
 
-def measure(
-    ids: Sequence[int], links: Any, options: Options, result: Result, reporter: Reporter
-) -> None:
-    """Measure every matrix: samples become lines, what is known of the copies becomes checks.
+class PairBenchmark:
+    """One cell on this rank: the ids of its members, their links, and what is asked."""
 
-    Raises:
-        ValueError: a pair has no peer access and `p2p=required`; names the pairs.
-    """
-    access: dict[str, bool] = {}
-    without = []
-    for a, b in itertools.combinations(range(len(ids)), 2):
-        pair = f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}"
-        access[pair] = links.can_access(a, b) and links.can_access(b, a)
-        if not access[pair]:
-            without.append(pair)
-    if without and options["p2p"] == "required":
-        raise ValueError(
-            f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "
-            "accepted there are both, enabled and disabled"
-        )
-    devices = []
-    for gpu, device in zip(ids, links.devices, strict=True):
-        devices.append({"id": gpu, "name": None, "bus_id": None} | device)
-    sizes = {"bytes": int(options["bytes"]), "latency_bytes": options["latency_bytes"]}
-    reporter.line(Kind.MEMBERS, devices=devices, access=access, words=links.words, **sizes)
-    passes = _passes(options)
-    reporter.phase("verify")
-    result.checks |= _verified(ids, links, passes, reporter)
-    reporter.phase("timed")
-    for repeat in range(int(options["repeats"])):
-        for kind, how in passes:
-            opened = time.perf_counter()
-            matrices = _matrices(kind, how, len(ids), links, reporter)
-            # Of the matrices together: latencies are two.
-            window_ms = (time.perf_counter() - opened) * 1e3
-            for name, fields in matrices.items():
-                reporter.line(Kind.P2P, matrix=name, repeat=repeat, window_ms=window_ms, **fields)
-    result.checks["measured_late"] = links.late
-    if links.enqueued_by:
-        result.checks["enqueued_by"] = links.enqueued_by
-    if options["concurrent"] and len(ids) > 1:
-        reporter.phase("concurrent")
-        _concurrent(ids, links, options, reporter)
-    links.close()
+    def __init__(
+        self, ids: Sequence[int], links: Any, options: Mapping[str, Any], reporter: Reporter
+    ) -> None:
+        self._ids, self._links, self._options, self._reporter = ids, links, options, reporter
 
+    def measure(self, result: Result) -> None:
+        """Measure every matrix: samples become lines, what is known of the copies becomes checks.
 
-def _passes(options: Options) -> list[tuple[str, CopyMethod]]:
-    """Return (kind, how) of each pass over all ordered pairs, in the tool's order.
+        Raises:
+            ValueError: a pair has no peer access and `p2p=required`; names the pairs.
+        """
+        ids, links, options, reporter = self._ids, self._links, self._options, self._reporter
+        access: dict[str, bool] = {}
+        without = []
+        for a, b in itertools.combinations(range(len(ids)), 2):
+            pair = f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}"
+            access[pair] = links.can_access(a, b) and links.can_access(b, a)
+            if not access[pair]:
+                without.append(pair)
+        if without and options["p2p"] == "required":
+            raise ValueError(
+                f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "
+                "accepted there are both, enabled and disabled"
+            )
+        devices = []
+        for gpu, device in zip(ids, links.devices, strict=True):
+            devices.append({"id": gpu, "name": None, "bus_id": None} | device)
+        sizes = {"bytes": int(options["bytes"]), "latency_bytes": options["latency_bytes"]}
+        reporter.line(Kind.MEMBERS, devices=devices, access=access, words=links.words, **sizes)
+        reporter.phase("verify")
+        result.checks |= self.verified()
+        reporter.phase("timed")
+        for repeat in range(int(options["repeats"])):
+            for kind, how in self.passes():
+                opened = time.perf_counter()
+                matrices = self.matrices(kind, how)
+                # Of the matrices together: latencies are two.
+                window_ms = (time.perf_counter() - opened) * 1e3
+                facts = {"repeat": repeat, "window_ms": window_ms}
+                for name, fields in matrices.items():
+                    reporter.line(Kind.P2P, matrix=name, **facts, **fields)
+        result.checks["measured_late"] = links.late
+        if links.enqueued_by:
+            result.checks["enqueued_by"] = links.enqueued_by
+        if options["concurrent"] and len(ids) > 1:
+            reporter.phase("concurrent")
+            self.measure_concurrent()
+        links.close()
 
-    Reads (`--p2p_read`) follow the writes with peer access, one way only.
-    """
-    states = {"enabled": (True,), "disabled": (False,)}.get(options["p2p"], (False, True))
-    passes = []
-    for kind in (*BANDWIDTHS, "latency"):
-        size, iterations = int(options["bytes"]), int(options["iterations"])
+    def passes(self) -> list[tuple[str, CopyMethod]]:
+        """Return (kind, how) of each pass over all ordered pairs, in the tool's order.
+
+        Reads (`--p2p_read`) follow the writes with peer access, one way only.
+        """
+        options = self._options
+        states = {"enabled": (True,), "disabled": (False,)}.get(options["p2p"], (False, True))
+        passes = []
+        for kind in (*BANDWIDTHS, "latency"):
+            size, iterations = int(options["bytes"]), int(options["iterations"])
+            if kind == "latency":
+                size, iterations = int(options["latency_bytes"]), int(options["latency_iterations"])
+            for enabled in states:
+                passes.append((kind, CopyMethod(enabled, size, iterations)))
+                if enabled and options["direction"] == "read" and kind != "bidirectional":
+                    passes.append((kind, CopyMethod(enabled, size, iterations, read=True)))
+        return passes
+
+    def verified(self) -> dict[str, Any]:
+        """Compare what arrives, once for every ordered pair and kind of copy, which warms up too.
+
+        Returns how many copies were compared, and which had wrong elements.
+        """
+        ids = self._ids
+        wrong, compared = {}, 0
+        for kind, how in self.passes():
+            if kind == "bidirectional":
+                continue  # the same copies
+            for a, b in itertools.product(range(len(ids)), repeat=2):
+                elements = self._links.wrong_elements(Copy(a, b), how)
+                compared += 1
+                if elements:
+                    copy = f"{ids[a]}->{ids[b]} {_access(how)}, {how.size_bytes} bytes"
+                    wrong[copy] = elements
+                self._reporter.beat()
+        return {"copies_compared": compared, "copies_wrong": wrong}
+
+    def matrices(self, kind: str, how: CopyMethod) -> dict[str, dict[str, Any]]:
+        """Measure every entry of one pass once. The row makes the copy.
+
+        Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs of latencies; of a
+        bandwidth also the `ms` of all iterations and the `counted_bytes`.
+        """
+        count = len(self._ids)
+        matrices: dict[str, Matrix] = {}
+        counted_bytes: Matrix = [[0] * count for _ in range(count)]
+        for a, b in itertools.product(range(count), repeat=2):
+            copy = Copy(b, a) if how.read else Copy(a, b)
+            copies = [copy]
+            if kind == "bidirectional":
+                copies.append(Copy(b, a, backwards=a == b))
+            counted_bytes[a][b] = len(copies) * how.size_bytes * how.iterations
+            if a == b:  # within one member each byte is read and written
+                counted_bytes[a][b] *= 2
+            entries: dict[str, float | None] = {}
+            if kind == "latency":
+                entries["latency_gpu"], entries["latency_cpu"] = self._links.latency(copy, how)
+            else:
+                _, entries[kind] = self._links.time(copies, how)
+            for name, value in entries.items():
+                if value is not None:
+                    empty = [[math.nan] * count for _ in range(count)]
+                    matrices.setdefault(f"{name}_{_access(how)}", empty)[a][b] = value
+            self._reporter.beat()
         if kind == "latency":
-            size, iterations = int(options["latency_bytes"]), int(options["latency_iterations"])
-        for enabled in states:
-            passes.append((kind, CopyMethod(enabled, size, iterations)))
-            if enabled and options["direction"] == "read" and kind != "bidirectional":
-                passes.append((kind, CopyMethod(enabled, size, iterations, read=True)))
-    return passes
+            return {name: {"values": us} for name, us in matrices.items()}
+        fields = {}
+        for name, ms in matrices.items():
+            values = rates(counted_bytes, ms)
+            fields[name] = {"values": values, "ms": ms, "counted_bytes": counted_bytes}
+        return fields
+
+    def measure_concurrent(self) -> None:
+        """Alternate all copies of a pattern at once with each copy alone, and write every time.
+
+        In a matching each pair, both ways, is alone.
+        """
+        ids, links, options, reporter = self._ids, self._links, self._options, self._reporter
+        size_bytes, iterations = int(options["bytes"]), int(options["iterations"])
+        enabled, read = options["p2p"] != "disabled", options["direction"] == "read"
+        for pattern, position, copies, copy_bytes in patterns(len(ids), size_bytes):
+            how = CopyMethod(enabled, copy_bytes, iterations, read)
+            counted_bytes = copy_bytes * iterations  # of one copy
+            width, member = 1, ids[position]
+            if pattern == "matching":
+                width, member = 2, position
+            facts: dict[str, Any] = {
+                "pattern": pattern,
+                "number": position,
+                "of": member,
+                "bytes": copy_bytes,
+                "counted_bytes": counted_bytes,
+                "copies": [[ids[copy.source], ids[copy.target]] for copy in copies],
+            }
+            for repeat in range(int(options["repeats"])):
+                opened = time.perf_counter()
+                together_ms, total_ms = links.time(copies, how)
+                alone_ms: list[float] = []
+                for start in range(0, len(copies), width):
+                    alone_ms += links.time(copies[start : start + width], how)[0]
+                window_ms = (time.perf_counter() - opened) * 1e3
+                reporter.beat()
+                reporter.line(
+                    Kind.P2P,
+                    repeat=repeat,
+                    window_ms=window_ms,
+                    **facts,
+                    total_ms=total_ms,
+                    together_ms=together_ms,
+                    alone_ms=alone_ms,
+                    total=gb_per_s(counted_bytes * len(together_ms), total_ms),
+                    together=[gb_per_s(counted_bytes, ms) for ms in together_ms],
+                    alone=[gb_per_s(counted_bytes, ms) for ms in alone_ms],
+                )
 
 
 def _access(how: CopyMethod) -> str:
@@ -114,101 +218,3 @@ def _access(how: CopyMethod) -> str:
     if how.read:
         return "enabled_reads"
     return "enabled"
-
-
-def _verified(
-    ids: Sequence[int], links: Any, passes: Sequence[tuple[str, CopyMethod]], reporter: Reporter
-) -> dict[str, Any]:
-    """Compare what arrives, once for every ordered pair and kind of copy; it warms them up, too."""
-    wrong, compared = {}, 0
-    for kind, how in passes:
-        if kind == "bidirectional":
-            continue  # the same copies
-        for a, b in itertools.product(range(len(ids)), repeat=2):
-            elements = links.wrong_elements(Copy(a, b), how)
-            compared += 1
-            if elements:
-                copy = f"{ids[a]}->{ids[b]} {_access(how)}, {how.size_bytes} bytes"
-                wrong[copy] = elements
-            reporter.beat()
-    return {"copies_compared": compared, "copies_wrong": wrong}
-
-
-def _matrices(
-    kind: str, how: CopyMethod, count: int, links: Any, reporter: Reporter
-) -> dict[str, dict[str, Any]]:
-    """Measure every entry of one pass once. The row makes the copy.
-
-    Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs of latencies; of a
-    bandwidth also the `ms` of all iterations and the `counted_bytes`.
-    """
-    matrices: dict[str, Matrix] = {}
-    counted_bytes: Matrix = [[0] * count for _ in range(count)]
-    for a, b in itertools.product(range(count), repeat=2):
-        copy = Copy(b, a) if how.read else Copy(a, b)
-        copies = [copy]
-        if kind == "bidirectional":
-            copies.append(Copy(b, a, backwards=a == b))
-        counted_bytes[a][b] = len(copies) * how.size_bytes * how.iterations
-        if a == b:  # within one member each byte is read and written
-            counted_bytes[a][b] *= 2
-        entries: dict[str, float | None] = {}
-        if kind == "latency":
-            entries["latency_gpu"], entries["latency_cpu"] = links.latency(copy, how)
-        else:
-            _, entries[kind] = links.time(copies, how)
-        for name, value in entries.items():
-            if value is not None:
-                empty = [[math.nan] * count for _ in range(count)]
-                matrices.setdefault(f"{name}_{_access(how)}", empty)[a][b] = value
-        reporter.beat()
-    if kind == "latency":
-        return {name: {"values": us} for name, us in matrices.items()}
-    fields = {}
-    for name, ms in matrices.items():
-        values = rates(counted_bytes, ms)
-        fields[name] = {"values": values, "ms": ms, "counted_bytes": counted_bytes}
-    return fields
-
-
-def _concurrent(ids: Sequence[int], links: Any, options: Options, reporter: Reporter) -> None:
-    """Alternate all copies of a pattern at once with each copy alone, and write every time.
-
-    In a matching each pair, both ways, is alone.
-    """
-    size_bytes, iterations = int(options["bytes"]), int(options["iterations"])
-    enabled, read = options["p2p"] != "disabled", options["direction"] == "read"
-    for pattern, index, copies, copy_bytes in patterns(len(ids), size_bytes):
-        how = CopyMethod(enabled, copy_bytes, iterations, read)
-        counted_bytes = copy_bytes * iterations  # of one copy
-        width, member = 1, ids[index]
-        if pattern == "matching":
-            width, member = 2, index
-        facts: dict[str, Any] = {
-            "pattern": pattern,
-            "number": index,
-            "of": member,
-            "bytes": copy_bytes,
-            "counted_bytes": counted_bytes,
-            "copies": [[ids[copy.source], ids[copy.target]] for copy in copies],
-        }
-        for repeat in range(int(options["repeats"])):
-            opened = time.perf_counter()
-            together_ms, total_ms = links.time(copies, how)
-            alone_ms: list[float] = []
-            for start in range(0, len(copies), width):
-                alone_ms += links.time(copies[start : start + width], how)[0]
-            window_ms = (time.perf_counter() - opened) * 1e3
-            reporter.beat()
-            reporter.line(
-                Kind.P2P,
-                repeat=repeat,
-                window_ms=window_ms,
-                **facts,
-                total_ms=total_ms,
-                together_ms=together_ms,
-                alone_ms=alone_ms,
-                total=gb_per_s(counted_bytes * len(together_ms), total_ms),
-                together=[gb_per_s(counted_bytes, ms) for ms in together_ms],
-                alone=[gb_per_s(counted_bytes, ms) for ms in alone_ms],
-            )
