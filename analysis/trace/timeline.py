@@ -7,6 +7,7 @@ joined. Equal traces give equal bytes.
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -63,9 +64,7 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
         ValueError: the trace has no step, or not this one.
     """
     start, end, title = choose_window(trace, step)
-    window = np.array([[start, end]], dtype=np.int64)
-    parts: list[str] = []
-    y = _TOP
+    drawing = _Drawing(start, end)
     meetings, _ = match(trace)
     for rank in trace.ranks:
         wait_ns = waits_of(rank, meetings)
@@ -73,19 +72,14 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
         if wait_ns is not None:
             turn = turn + np.nan_to_num(wait_ns).astype(np.int64)
             waits = np.column_stack((rank.collectives["start"], turn))
-        parts.append(_rank_header(rank, waits, window, y))
-        y += _HEADER
-        host = _draw_host(rank, trace, start, end, y)
-        if host:
-            parts.append(host)
-            y += _LANE + _GAP
         transfers = np.column_stack((turn, rank.collectives["end"]))
-        for label, boxes in _lanes(rank, waits, transfers, window):
-            parts.append(_draw_lane(label, boxes, start, end, y))
-            y += _LANE + _GAP
-        y += _GAP
-    axis = _axis((end - start) / 1e6, y)
-    width, height = _LEFT + _PLOT + _RIGHT, y + _BOTTOM
+        drawing.draw_header(rank, waits)
+        drawing.draw_host(rank, trace)
+        drawing.draw_streams(rank, waits, transfers)
+        drawing.y += _GAP
+    axis = drawing.axis()
+    drawing.draw_legend()
+    width, height = _LEFT + _PLOT + _RIGHT, drawing.y + _BOTTOM
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}">',
@@ -96,112 +90,126 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
         _text(16, 26, f"{title}, {(end - start) / 1e6:.3f} ms", "title"),
         _text(16, 44, trace.source, "soft"),
     )
-    return "\n".join([*head, axis, *parts, _legend(y + 18), "</svg>", ""])
+    return "\n".join([*head, axis, *drawing.parts, "</svg>", ""])
 
 
-def _rank_header(rank: RankTrace, waits: Spans, window: Spans, y: int) -> str:
-    name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
-    if rank.gpu:
-        name += f" ({rank.gpu})"
-    line = "no communication in the trace"
-    if len(rank.communication):
-        comm_ms = total(intersect(rank.communication, window)) / 1e6
-        exposed_ms = total(intersect(rank.exposed, window)) / 1e6
-        line = f"communication {comm_ms:.3f} ms, exposed {exposed_ms:.3f} ms"
-        if len(waits):
-            line += f", waiting {total(intersect(union(waits), window)) / 1e6:.3f} ms"
-    return _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, line, "soft end")
+class _Drawing:
+    """The elements of a drawing, from top to bottom, of what ran between two moments."""
 
+    def __init__(self, start_ns: int, end_ns: int) -> None:
+        self.start_ns, self.end_ns = start_ns, end_ns
+        self.window = np.array([[start_ns, end_ns]], dtype=np.int64)
+        self.px_per_ns = _PLOT / (end_ns - start_ns)
+        self.parts: list[str] = []
+        self.y = _TOP  # where the next element begins
 
-def _lanes(
-    rank: RankTrace, waits: Spans, transfers: Spans, window: Spans
-) -> list[tuple[str, Boxes]]:
-    """Return the lanes of a rank: its streams, and exposed communication."""
-    boxes: dict[int, Boxes] = defaultdict(dict)
-    for kind, events, times in (
-        ("compute", rank.compute, spans(rank.compute)),
-        ("copy", rank.copies, spans(rank.copies)),
-        ("copy", rank.memsets, spans(rank.memsets)),
-        ("wait", rank.collectives[: len(waits)], waits),
-        ("transfer", rank.collectives, transfers),
-    ):
-        for stream in np.unique(events["lane"]).tolist():
-            inside = intersect(union(times[events["lane"] == stream]), window)
-            if len(inside):
-                boxes[stream][kind] = union(boxes[stream].get(kind, NOTHING), inside)
-    noun = "thread" if rank.on_host else "stream"
-    lanes = [(f"{noun} {stream}", boxes[stream]) for stream in sorted(boxes)]
-    return [*lanes, ("exposed", {"exposed": intersect(rank.exposed, window)})]
+    def draw_header(self, rank: RankTrace, waits: Spans) -> None:
+        """Draw the name of a rank, and its communication in the window."""
+        name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
+        if rank.gpu:
+            name += f" ({rank.gpu})"
+        line = "no communication in the trace"
+        if len(rank.communication):
+            comm_ms = total(intersect(rank.communication, self.window)) / 1e6
+            exposed_ms = total(intersect(rank.exposed, self.window)) / 1e6
+            line = f"communication {comm_ms:.3f} ms, exposed {exposed_ms:.3f} ms"
+            if len(waits):
+                wait_ms = total(intersect(union(waits), self.window)) / 1e6
+                line += f", waiting {wait_ms:.3f} ms"
+        texts = _text(16, self.y + 20, name, "rank")
+        self.parts.append(texts + _text(_LEFT + _PLOT, self.y + 20, line, "soft end"))
+        self.y += _HEADER
 
+    def draw_host(self, rank: RankTrace, trace: Trace) -> None:
+        """Draw the lane of the ranges of a step's parts, if any is inside the window."""
+        boxes = []
+        is_inside = (rank.ranges["end"] > self.start_ns) & (rank.ranges["start"] < self.end_ns)
+        for row in rank.ranges[is_inside]:
+            name = trace.names[row["name"]]
+            if name.lower() not in _ON_HOST:
+                continue
+            begin, end = max(int(row["start"]), self.start_ns), min(int(row["end"]), self.end_ns)
+            x = _LEFT + (begin - self.start_ns) * self.px_per_ns
+            width = max(_LEFT + (end - self.start_ns) * self.px_per_ns - x, 0.5)
+            boxes.append(
+                f'<rect x="{x:.2f}" y="{self.y}" width="{width:.2f}" height="{_LANE}" '
+                'fill="#ffffff" stroke="#4a5460" stroke-width="0.7"/>'
+            )
+            if width > 7 * len(name):
+                boxes.append(_text(x + width / 2, self.y + 12.5, name, "mid"))
+        if boxes:
+            self.draw_lane("host", {}, boxes)
 
-def _draw_lane(label: str, boxes: Boxes, start: int, end: int, y: int) -> str:
-    px_per_ns = _PLOT / (end - start)
-    parts = [
-        _text(_LEFT - 8, y + 13, label, "end"),
-        f'<rect x="{_LEFT}" y="{y}" width="{_PLOT}" height="{_LANE}" fill="#f4f5f7"/>',
-    ]
-    for kind, (fill, outline, _) in _KINDS.items():
-        times = boxes.get(kind, NOTHING)
-        if not len(times):
-            continue
-        joined = union(np.column_stack((times[:, 0], times[:, 1] + int(_JOINED_PX / px_per_ns))))
-        left = _LEFT + (joined[:, 0] - start) * px_per_ns
-        right = np.minimum(_LEFT + (joined[:, 1] - start) * px_per_ns, _LEFT + _PLOT)
-        path = ""
-        for a, b in zip(left.tolist(), right.tolist(), strict=True):
-            path += f"M{a:.2f} {y}h{b - a:.2f}v{_LANE}h{a - b:.2f}z"
-        parts.append(f'<path fill="{fill}" stroke="{outline}" stroke-width="0.5" d="{path}"/>')
-    return "\n".join(parts)
+    def draw_streams(self, rank: RankTrace, waits: Spans, transfers: Spans) -> None:
+        """Draw the lanes of a rank: its streams, and exposed communication."""
+        boxes: dict[int, Boxes] = defaultdict(dict)
+        for kind, events, times in (
+            ("compute", rank.compute, spans(rank.compute)),
+            ("copy", rank.copies, spans(rank.copies)),
+            ("copy", rank.memsets, spans(rank.memsets)),
+            ("wait", rank.collectives[: len(waits)], waits),
+            ("transfer", rank.collectives, transfers),
+        ):
+            for stream in np.unique(events["lane"]).tolist():
+                inside = intersect(union(times[events["lane"] == stream]), self.window)
+                if len(inside):
+                    boxes[stream][kind] = union(boxes[stream].get(kind, NOTHING), inside)
+        noun = "thread" if rank.on_host else "stream"
+        for stream in sorted(boxes):
+            self.draw_lane(f"{noun} {stream}", boxes[stream])
+        self.draw_lane("exposed", {"exposed": intersect(rank.exposed, self.window)})
 
+    def draw_lane(self, label: str, boxes: Boxes, above: Sequence[str] = ()) -> None:
+        """Draw a lane with boxes by kind, and elements above them."""
+        y = self.y
+        self.parts += [
+            _text(_LEFT - 8, y + 13, label, "end"),
+            f'<rect x="{_LEFT}" y="{y}" width="{_PLOT}" height="{_LANE}" fill="#f4f5f7"/>',
+        ]
+        joined_ns = int(_JOINED_PX / self.px_per_ns)
+        for kind, (fill, outline, _) in _KINDS.items():
+            times = boxes.get(kind, NOTHING)
+            if not len(times):
+                continue
+            joined = union(np.column_stack((times[:, 0], times[:, 1] + joined_ns)))
+            left = _LEFT + (joined[:, 0] - self.start_ns) * self.px_per_ns
+            right = _LEFT + (joined[:, 1] - self.start_ns) * self.px_per_ns
+            path = ""
+            for a, b in zip(left.tolist(), np.minimum(right, _LEFT + _PLOT).tolist(), strict=True):
+                path += f"M{a:.2f} {y}h{b - a:.2f}v{_LANE}h{a - b:.2f}z"
+            self.parts.append(
+                f'<path fill="{fill}" stroke="{outline}" stroke-width="0.5" d="{path}"/>'
+            )
+        self.parts += above
+        self.y += _LANE + _GAP
 
-def _draw_host(rank: RankTrace, trace: Trace, start: int, end: int, y: int) -> str:
-    """Draw the lane of the ranges of a step's parts; empty without any inside the window."""
-    px_per_ns = _PLOT / (end - start)
-    parts = []
-    for row in rank.ranges[(rank.ranges["end"] > start) & (rank.ranges["start"] < end)]:
-        name = trace.names[row["name"]]
-        if name.lower() not in _ON_HOST:
-            continue
-        x = _LEFT + (max(int(row["start"]), start) - start) * px_per_ns
-        right = _LEFT + (min(int(row["end"]), end) - start) * px_per_ns
-        width = max(right - x, 0.5)
-        parts.append(
-            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_LANE}" fill="#ffffff" '
-            'stroke="#4a5460" stroke-width="0.7"/>'
-        )
-        if width > 7 * len(name):
-            parts.append(_text(x + width / 2, y + 12.5, name, "mid"))
-    if not parts:
-        return ""
-    return "\n".join([_draw_lane("host", {}, start, end, y), *parts])
+    def axis(self) -> str:
+        """Return milliseconds from the window's start, at 1, 2 or 5 times a power of ten."""
+        length_ms = (self.end_ns - self.start_ns) / 1e6
+        least_ms = length_ms / 12
+        power = 10.0 ** math.floor(math.log10(least_ms))
+        step_ms = power * next(factor for factor in (1, 2, 5, 10) if power * factor >= least_ms)
+        digits = max(0, -math.floor(math.log10(step_ms)))
+        parts = []
+        for tick in range(int(length_ms / step_ms) + 1):
+            x = _LEFT + tick * step_ms / length_ms * _PLOT
+            unit = " ms" if tick == 0 else ""
+            line = f"M{x:.2f} {_TOP - 4}V{self.y}"
+            parts.append(f'<path d="{line}" stroke="#c9ced4" stroke-width="0.6"/>')
+            parts.append(_text(x, _TOP - 9, f"{tick * step_ms:.{digits}f}{unit}", "mid soft"))
+        return "\n".join(parts)
 
-
-def _axis(length_ms: float, bottom: int) -> str:
-    """Draw milliseconds from the window's start, at 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(length_ms / 12))
-    step_ms = power * next(factor for factor in (1, 2, 5, 10) if power * factor >= length_ms / 12)
-    digits = max(0, -math.floor(math.log10(step_ms)))
-    parts = []
-    for tick in range(int(length_ms / step_ms) + 1):
-        x = _LEFT + tick * step_ms / length_ms * _PLOT
-        unit = " ms" if tick == 0 else ""
-        line = f"M{x:.2f} {_TOP - 4}V{bottom}"
-        parts.append(f'<path d="{line}" stroke="#c9ced4" stroke-width="0.6"/>')
-        parts.append(_text(x, _TOP - 9, f"{tick * step_ms:.{digits}f}{unit}", "mid soft"))
-    return "\n".join(parts)
-
-
-def _legend(y: int) -> str:
-    parts, x = [], float(_LEFT)
-    for fill, outline, words in _KINDS.values():
-        width = 28 + _LETTER * len(words)
-        if x + width > _LEFT + _PLOT:
-            x, y = float(_LEFT), y + 18
-        box = f'x="{x:.0f}" y="{y - 10}" width="22" height="12"'
-        parts.append(f'<rect {box} fill="{fill}" stroke="{outline}"/>')
-        parts.append(_text(x + 28, y, words))
-        x += width + 16
-    return "\n".join(parts)
+    def draw_legend(self) -> None:
+        """Draw what the kinds of boxes mean, below everything."""
+        x, y = float(_LEFT), self.y + 18
+        for fill, outline, words in _KINDS.values():
+            width = 28 + _LETTER * len(words)
+            if x + width > _LEFT + _PLOT:
+                x, y = float(_LEFT), y + 18
+            box = f'x="{x:.0f}" y="{y - 10}" width="22" height="12"'
+            self.parts.append(f'<rect {box} fill="{fill}" stroke="{outline}"/>')
+            self.parts.append(_text(x + 28, y, words))
+            x += width + 16
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
