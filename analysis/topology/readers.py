@@ -11,7 +11,7 @@ paths.cc of NVIDIA/nccl.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -89,17 +89,14 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
         UnreadableInput: names the line of a missing, short or repeated row, an asymmetric pair, or
             a second table.
     """
-    lines = [ANSI_CODE.sub("", line).rstrip("\r") for line in text.split("\n")]
-    at, devices, columns = _find_header(lines)
-    refuse_too_many(len(devices))
-    rows = _read_rows(lines, at, list(devices), columns)
-    links = _symmetric_links(devices, rows)
+    table = _TopologyTable(text)
+    links = table.symmetric_links()
     gpus, nics, ids = [], [], []
-    for label, device in devices.items():
+    for label, device in table.devices.items():
         if isinstance(device, str):
             nics.append(device)
             continue
-        affinity = rows[label].affinity
+        affinity = table.rows[label].affinity
         gpu = Gpu(
             index=device,
             cpu_affinity=affinity.get("CPU Affinity"),
@@ -112,77 +109,88 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
     words = [links[frozenset(pair)] for pair in combinations(ids, 2)]
     if words and P2P_STATUS.issuperset(words):
         raise UnreadableInput(
-            f"line {at}: a table of peer access (`nvidia-smi topo -p2p`); "
+            f"line {table.header}: a table of peer access (`nvidia-smi topo -p2p`); "
             "accepted are link classes (`topo -m`)"
         )
     nvswitch = infer_nvswitch(ids, links)
     return Topology(tuple(gpus), tuple(nics), links, nvswitch, "nvidia-smi topo -m")
 
 
-def _find_header(lines: Sequence[str]) -> tuple[int, dict[str, Device], list[str]]:
-    """Return the header's line (from 1), the device of each label, and the affinity columns.
+class _TopologyTable:
+    """The table in a text: its header, and the row of every device."""
 
-    A device is a GPU id, or a NIC's RDMA name if a legend gives one.
-    """
-    headers = []
-    for line_number, line in enumerate(lines, start=1):
-        columns = AFFINITY_COLUMN.findall(line)
-        labels = AFFINITY_COLUMN.split(line)[0].split()
-        if not labels or not GPU_LABEL.fullmatch(labels[0]):
-            continue
-        if len(labels) > 1 and not DEVICE_LABEL.fullmatch(labels[1]):
-            continue  # a row starts with a device as well, but its second cell is a link or X
-        if len(labels) == 1 and not columns and line.lstrip() == line:
-            continue  # a bare "GPU0" at the margin is a row whose cells were cut
-        headers.append((line_number, labels, columns))
-    if not headers:
-        raise UnreadableInput(
-            "no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`"
-        )
-    at, labels, columns = headers[0]
-    if len(headers) > 1:
-        raise UnreadableInput(
-            f"line {headers[1][0]}: a second table begins here, the first in line {at}; accepted "
-            "is one table"
-        )
-    if len(set(labels)) != len(labels):
-        names = " ".join(labels)
-        raise UnreadableInput(f"line {at}: the header names a device twice: {names}")
-    legend = {}
-    for line in lines[at:]:  # `NIC0: mlx5_0`
-        match = re.fullmatch(r"\s*(NIC\d+):\s*(\S+)\s*", line)
-        if match:
-            legend[match[1]] = match[2]
-    if len({legend.get(label, label) for label in labels}) != len(labels):  # damaged
+    def __init__(self, text: str) -> None:
+        self.lines = [ANSI_CODE.sub("", line).rstrip("\r") for line in text.split("\n")]
+        self.header = 0  # its line, from 1
+        self.devices: dict[str, Device] = {}  # by label: a GPU id, or a NIC's RDMA name
+        self.columns: list[str] = []  # of affinities
+        self.rows: dict[str, TopologyRow] = {}
+        self.find_header()
+        refuse_too_many(len(self.devices))
+        for line_number, line in enumerate(self.lines[self.header :], start=self.header + 1):
+            self.read_row(line_number, line)
+        for label in self.devices:
+            if label not in self.rows:
+                raise UnreadableInput(
+                    f"no row for {label}, which the header in line {self.header} names: the table "
+                    "is cut"
+                )
+
+    def find_header(self) -> None:
+        """Find the header; a device is the RDMA name of a NIC if a legend gives one."""
+        headers = []
+        for line_number, line in enumerate(self.lines, start=1):
+            columns = AFFINITY_COLUMN.findall(line)
+            labels = AFFINITY_COLUMN.split(line)[0].split()
+            if not labels or not GPU_LABEL.fullmatch(labels[0]):
+                continue
+            if len(labels) > 1 and not DEVICE_LABEL.fullmatch(labels[1]):
+                continue  # a row starts with a device as well, but its second cell is a link or X
+            if len(labels) == 1 and not columns and line.lstrip() == line:
+                continue  # a bare "GPU0" at the margin is a row whose cells were cut
+            headers.append((line_number, labels, columns))
+        if not headers:
+            raise UnreadableInput(
+                "no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`"
+            )
+        self.header, labels, self.columns = headers[0]
+        if len(headers) > 1:
+            raise UnreadableInput(
+                f"line {headers[1][0]}: a second table begins here, the first in line "
+                f"{self.header}; accepted is one table"
+            )
+        if len(set(labels)) != len(labels):
+            names = " ".join(labels)
+            raise UnreadableInput(f"line {self.header}: the header names a device twice: {names}")
         legend = {}
-    devices: dict[str, Device] = {}
-    for label in labels:
-        match = GPU_LABEL.fullmatch(label)
-        devices[label] = int(match[1]) if match else legend.get(label, label)
-    return at, devices, columns
+        for line in self.lines[self.header :]:  # `NIC0: mlx5_0`
+            match = re.fullmatch(r"\s*(NIC\d+):\s*(\S+)\s*", line)
+            if match:
+                legend[match[1]] = match[2]
+        if len({legend.get(label, label) for label in labels}) != len(labels):  # damaged
+            legend = {}
+        for label in labels:
+            match = GPU_LABEL.fullmatch(label)
+            self.devices[label] = int(match[1]) if match else legend.get(label, label)
 
-
-def _read_rows(
-    lines: Sequence[str], header: int, labels: Sequence[str], columns: Sequence[str]
-) -> dict[str, TopologyRow]:
-    """Return the row of every label. Raises UnreadableInput if one is missing, doubled or torn."""
-    rows: dict[str, TopologyRow] = {}
-    for line_number, line in enumerate(lines[header:], start=header + 1):
+    def read_row(self, line_number: int, line: str) -> None:
+        """Read a line below the header. Raises UnreadableInput if it is a doubled or torn row."""
+        labels = list(self.devices)
         cells = line.split()
         if "\t" in line:  # a cell may be empty
             cells = [cell.strip() for cell in line.strip(" ").split("\t")]
         if not cells:
-            continue
+            return
         label = cells[0]
         if label not in labels:
             if DEVICE_LABEL.fullmatch(label):
                 raise UnreadableInput(
                     f"line {line_number}: a row for {label}, which has no column in the header, "
-                    f"line {header}"
+                    f"line {self.header}"
                 )
-            continue
-        if label in rows:
-            first = f"the first is line {rows[label].line}"
+            return
+        if label in self.rows:
+            first = f"the first is line {self.rows[label].line}"
             raise UnreadableInput(f"line {line_number}: a second row for {label}; {first}")
         words = cells[1 : 1 + len(labels)]
         if len(words) < len(labels):
@@ -198,57 +206,48 @@ def _read_rows(
             if word and not LINK_WORD.fullmatch(word):
                 raise UnreadableInput(f"{reading}; accepted is a link class such as NV4 or SYS")
             words[at] = word or UNKNOWN
-        last_line = line_number == len(lines)  # no newline after it: the last cell may be cut
-        affinity = _read_affinity(cells[1 + len(labels) :], columns, line_number, last_line)
-        rows[label] = TopologyRow(line_number, words, affinity)
-    for label in labels:
-        if label not in rows:
+        affinity = self.read_affinity(cells[1 + len(labels) :], line_number)
+        self.rows[label] = TopologyRow(line_number, words, affinity)
+
+    def read_affinity(self, cells: Sequence[str], line_number: int) -> dict[str, str]:
+        """Return the affinity columns of one row.
+
+        Doubled tabs leave empty cells, so only a full row is read by position.
+        """
+        may_be_cut = line_number == len(self.lines)  # no newline after it
+        columns = self.columns
+        filled = list(filter(None, cells))
+        if len(filled) > len(columns):
+            surplus = len(filled) - len(columns)
             raise UnreadableInput(
-                f"no row for {label}, which the header in line {header} names: the table is cut"
+                f"line {line_number}: {surplus} more cells than the header has columns"
             )
-    return rows
+        values: dict[str, str] = {}
+        if len(filled) == len(columns):
+            values = dict(zip(columns, filled, strict=True))
+            if may_be_cut and columns:
+                del values[columns[-1]]
+        elif cells and not cells[0].isdigit() and not may_be_cut:
+            # Next to the links; a single number could be a later column, moved up.
+            values = {columns[0]: cells[0]}
+        affinity = {}
+        for column, text in values.items():
+            if NUMBER_LIST.fullmatch(text):
+                affinity[column] = text
+        return affinity
 
-
-def _read_affinity(
-    cells: Sequence[str], columns: Sequence[str], line: int, may_be_cut: bool
-) -> dict[str, str]:
-    """Return the affinity columns of one row.
-
-    Doubled tabs leave empty cells, so only a full row is read by position.
-    """
-    filled = list(filter(None, cells))
-    if len(filled) > len(columns):
-        surplus = len(filled) - len(columns)
-        raise UnreadableInput(f"line {line}: {surplus} more cells than the header has columns")
-    values: dict[str, str] = {}
-    if len(filled) == len(columns):
-        values = dict(zip(columns, filled, strict=True))
-        if may_be_cut and columns:
-            del values[columns[-1]]
-    elif cells and not cells[0].isdigit() and not may_be_cut:
-        # Next to the links; a single number could be a later column, moved up.
-        values = {columns[0]: cells[0]}
-    affinity = {}
-    for column, text in values.items():
-        if NUMBER_LIST.fullmatch(text):
-            affinity[column] = text
-    return affinity
-
-
-def _symmetric_links(
-    devices: Mapping[str, Device], rows: Mapping[str, TopologyRow]
-) -> dict[Pair, str]:
-    """Return the link of each unordered pair; both rows that state it must agree."""
-    links: dict[Pair, str] = {}
-    for (i, a), (j, b) in combinations(enumerate(devices), 2):
-        there, back = rows[a].words[j], rows[b].words[i]
-        if there != back:
-            raise UnreadableInput(
-                f"line {rows[b].line}: {b} to {a} is {back}, but {a} to {b} is {there} "
-                f"(line {rows[a].line}); accepted is a symmetric table"
-            )
-        links[frozenset((devices[a], devices[b]))] = there
-    return links
+    def symmetric_links(self) -> dict[Pair, str]:
+        """Return the link of each unordered pair; both rows that state it must agree."""
+        links: dict[Pair, str] = {}
+        for (i, a), (j, b) in combinations(enumerate(self.devices), 2):
+            there, back = self.rows[a].words[j], self.rows[b].words[i]
+            if there != back:
+                raise UnreadableInput(
+                    f"line {self.rows[b].line}: {b} to {a} is {back}, but {a} to {b} is {there} "
+                    f"(line {self.rows[a].line}); accepted is a symmetric table"
+                )
+            links[frozenset((self.devices[a], self.devices[b]))] = there
+        return links
 
 
 # --- NCCL's topology XML --------------------------------------------------------------------------
