@@ -13,8 +13,10 @@ from analysis.study.names import varying
 from conf.cell import Cell, Optimizer
 from conf.resolve import checked, resolve
 from trainers.optimizers import FlatSteps, name_of, optimizer_of, settings
+from trainers.step import Training
 
 RECORDS = sorted(Path(__file__).parent.glob("data/h200_x2/*/*/record.json"))[:20]
+CPU = torch.device("cpu")
 SGD = Optimizer(learning_rate=0.1, momentum=0.8, weight_decay=0.01)
 ADAMW = Optimizer(0.01, weight_decay=0.1, name="adamw", beta1=0.8, beta2=0.95, epsilon=1e-6)
 
@@ -22,6 +24,29 @@ ADAMW = Optimizer(0.01, weight_decay=0.1, name="adamw", beta1=0.8, beta2=0.95, e
 def cell_of(*overrides):
     config, _ = checked(OmegaConf.to_object(compose("config", overrides=list(overrides))))
     return resolve(config, (0, 1), "cpu")
+
+
+def test_a_strategy_of_the_users_own_updates_under_a_loss_scaler_too():
+    training = Training(make_cell(strategy={"name": "none"}, precision="fp16"), CPU, 0)
+    calls, update = [], training.strategy.update
+
+    def counted(optimizer):
+        calls.append(optimizer.param_groups)
+        update(optimizer)
+
+    training.strategy.update = counted
+    before = [parameter.detach().clone() for parameter in training.parameters]
+    batch = next(training.batches)
+    for _ in range(3):
+        training.step(batch)
+    assert calls == [training.optimizer.param_groups] * 3
+    scale = training.scaler.get_scale()
+    assert scale > 0 and not all(map(torch.equal, before, training.parameters))
+    training.parameters[0].register_hook(lambda gradient: gradient * float("inf"))
+    before = [parameter.detach().clone() for parameter in training.parameters]
+    training.step(batch)
+    assert training.scaler.get_scale() < scale, "a step that overflows is skipped"
+    assert all(map(torch.equal, before, training.parameters))
 
 
 @pytest.mark.parametrize("options", [SGD, ADAMW], ids=["sgd", "adamw"])

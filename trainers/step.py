@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -62,6 +63,12 @@ class Training:
         elif cell.compiled:
             self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
+        # Fused optimizers unscale on the device, without a synchronisation. Only strategies that
+        # leave the update to every rank's optimizer can do it (their YAML's `accepts`).
+        self._scaled_optimizer: Any = SimpleNamespace(
+            step=lambda: self.scaler.step(self.optimizer),
+            param_groups=self.optimizer.param_groups,
+        )
         self.batches: Iterator[Batch]
         if cell.data:
             self.batches = LoadedBatches(cell, device, rank)
@@ -103,10 +110,8 @@ class Training:
         """Run one training step, kernel by kernel. Return its loss."""
         loss = self._backward(batch)
         with self.mark("optimizer"):
-            # Only with strategies that leave the update to every rank (their YAML's `accepts`).
             if self.scaler.is_enabled():
-                # Fused optimizers unscale on the device, without a synchronisation.
-                self.scaler.step(self.optimizer)
+                self.strategy.update(self._scaled_optimizer)
                 self.scaler.update()
             else:
                 self.strategy.update(self.optimizer)

@@ -174,7 +174,10 @@ class Strategy(ABC):
         return
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn gradients into weights."""
+        """Turn gradients into weights.
+
+        With precision=fp16 gradients carry the scale of the loss, which `optimizer.step` takes out.
+        """
         optimizer.step()
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
