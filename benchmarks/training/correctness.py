@@ -25,7 +25,7 @@ from trainers.step import Training
 # Runs of backward without exchange on the same batch: what differs among them is what the
 # arithmetic leaves open, since cuDNN's backward kernels may sum in another order each time.
 RUNS = 3
-RUNS_AFTER = 2  # of them behind the timed windows: a cell lasts as long as before
+RUNS_AFTER = 2  # of them after the timed windows; one where all were equal before
 MARGIN = 10  # times that difference may be between the exchanged gradient and the mean
 # Elements compared of each rank's gradient: bounds the cost of the float64 path for large models. A
 # small array is compared whole, or a large one would hide it.
@@ -127,6 +127,8 @@ def gradient(
 
     with training.without_exchange():
         runs = [seeded() for _ in range(runs_alone)]
+    if runs_alone == 1:
+        runs *= 2  # they were equal before
     with training.strategy.gradients_only():
         exchanged = seeded()
     training.optimizer.zero_grad(set_to_none=True)
