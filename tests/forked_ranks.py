@@ -33,10 +33,9 @@ from benchmarks.timing import statistics
 from benchmarks.training import exchange
 from conf.targets import locate
 from trainers import collectives
-from trainers.host_places import Hosts
 from trainers.kvstore import server_process
 from trainers.kvstore.remote import rendezvous_store
-from trainers.strategy import ExchangeAlone, load
+from trainers.strategy import ExchangeAlone, Hosts, load
 
 ROOT = Path(__file__).parent.parent
 ONE_HOST = Hosts(((0, 1),))

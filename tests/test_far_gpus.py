@@ -19,9 +19,8 @@ import torch.distributed as dist
 from build import strategy_of, target_of
 from torch import nn
 
-from trainers.host_places import Hosts
 from trainers.kvstore import server_process
-from trainers.strategy import load
+from trainers.strategy import Hosts, load
 
 ONE, TWO = Hosts(((0, 1),)), Hosts(((0,), (1,)))
 SERVED = Hosts(((0,), (1,)), (1,))

@@ -10,8 +10,7 @@ from build import DDP, target_of
 
 from benchmarks.record import read_lines
 from benchmarks.training import derive
-from trainers.host_places import Hosts
-from trainers.strategy import load
+from trainers.strategy import Hosts, load
 
 PARAMETERS = 1_199_882
 METRICS = {

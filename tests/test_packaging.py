@@ -95,7 +95,6 @@ FOR_ALL = {
         "collectives",
         "comm_hooks",
         "cuda_graph",
-        "host_places",
         "memory",
         "models",
         "needed_memory",

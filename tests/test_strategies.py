@@ -10,9 +10,8 @@ from build import strategy_of, target_of
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from trainers import comm_hooks
-from trainers.host_places import Hosts
 from trainers.strategies.ddp import HookBucket, bucket_members
-from trainers.strategy import load
+from trainers.strategy import Hosts, load
 
 
 @pytest.fixture

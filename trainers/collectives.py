@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.host_places import Hosts
-from trainers.strategy import BucketExchange
+from trainers.strategy import BucketExchange, Hosts
 
 Group = dist.ProcessGroup | None  # None: all ranks
 # Values start small where gloo sums them, so that float32 does not overflow in some hundred calls

@@ -57,7 +57,12 @@ class HalfPrecision:
         The future has the bucket's mean gradient (elements,).
         """
         gradient = bucket.buffer()
-        sent = self._buffer(bucket.index(), gradient)
+        sent = gradient
+        if gradient.dtype != self._dtype:
+            sent = self._buffers.get(bucket.index(), sent)
+            if sent.dtype != self._dtype or sent.shape != gradient.shape:
+                sent = torch.empty_like(gradient, dtype=self._dtype)
+                self._buffers[bucket.index()] = sent
         # Divided before it is summed, so that float16 does not overflow; cast by the same kernel.
         torch.mul(gradient, 1 / dist.get_world_size(), out=sent)
         work = dist.all_reduce(sent, async_op=True)
@@ -75,12 +80,3 @@ class HalfPrecision:
             for gradient, _, _, ended in begun:
                 ended.set_result(gradient)
         return future
-
-    def _buffer(self, number: int, gradient: Tensor) -> Tensor:
-        """Return what a bucket sends: a gradient of this dtype itself, or a buffer that stays."""
-        if gradient.dtype == self._dtype:
-            return gradient
-        buffer = self._buffers.get(number)
-        if buffer is None or buffer.shape != gradient.shape:
-            buffer = self._buffers[number] = torch.empty_like(gradient, dtype=self._dtype)
-        return buffer

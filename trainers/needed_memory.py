@@ -11,8 +11,7 @@ import torch
 
 from conf.cell import Cell
 from trainers import models
-from trainers.host_places import Hosts
-from trainers.strategy import load
+from trainers.strategy import Hosts, load
 
 
 def shared_bytes(cell: Cell) -> int:

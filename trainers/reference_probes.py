@@ -3,8 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from trainers.host_places import Hosts
-from trainers.strategy import ReferenceProbe
+from trainers.strategy import Hosts, ReferenceProbe
 
 # Bytes of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small
 # enough for gloo.

@@ -12,9 +12,8 @@ from conf.cell import SAMPLES, Cell
 from trainers import compile_passes, models
 from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
 from trainers.cuda_graph import CudaCapture, GraphedStep
-from trainers.host_places import Hosts
 from trainers.optimizers import optimizer_of
-from trainers.strategy import Strategy, load
+from trainers.strategy import Hosts, Strategy, load
 
 REWRITTEN = ("max", "max_graph")  # ways to be fast that compile with our rewrites
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -39,8 +39,7 @@ from benchmarks.record.lines import begin_again, now
 from conf.cell import Cell
 from conf.host import LAUNCHER, STARTER, TOKEN, UMASK
 from conf.targets import locate
-from trainers.host_places import Hosts
-from trainers.strategy import load
+from trainers.strategy import Hosts, load
 
 MONITOR_SECONDS = 0.1  # between two looks of torch at its ranks
 PAUSE_SECONDS = 0.001  # torch's own, before each look

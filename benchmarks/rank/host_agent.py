@@ -164,30 +164,24 @@ class HostAgent:
         try:
             self._send(Event.BUSY, for_s=IMPORT_SECONDS)
             self._import_for(Cell.from_dict(message["asked"]))
-            self._fork(message)
+            from benchmarks.rank.cell_process import RendezvousAddress, listen
+
+            meeting = RendezvousAddress(**message["meeting"])
+            listener = listen(meeting.address) if meeting.host == 0 else None
+            own = self._reader.descriptor, self._writer.descriptor
+            self._cell = cell = RunningCell(message, own, meeting, listener, self._send_beat)
+            self._send(Event.STARTED, cell=cell.token, pid=cell.pid)
+            if listener and meeting.hosts > 1:
+                # Where they meet, before the other hosts are asked to run.
+                port = listener.getsockname()[1]
+                self._send(Event.MEETING, cell=cell.token, port=port)
+            if listener:
+                listener.close()
         except OSError as error:
             if self._cell:
                 self._cell.end(0.0)
             self._remove_cell()
             self._send(Event.FAILED, cell=message["cell"], why=because(error))
-
-    def _fork(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell.
-
-        The first of several hosts then sends where they meet, before the others are asked to run.
-        """
-        from benchmarks.rank.cell_process import RendezvousAddress, listen
-
-        meeting = RendezvousAddress(**message["meeting"])
-        listener = listen(meeting.address) if meeting.host == 0 else None
-        own = self._reader.descriptor, self._writer.descriptor
-        self._cell = cell = RunningCell(message, own, meeting, listener, self._send_beat)
-        self._send(Event.STARTED, cell=cell.token, pid=cell.pid)
-        if listener and meeting.hosts > 1:
-            port = listener.getsockname()[1]
-            self._send(Event.MEETING, cell=cell.token, port=port)
-        if listener:
-            listener.close()
 
     def _stacks(self, message: Mapping[str, Any]) -> None:
         if self._cell and self._cell.token == message["cell"]:

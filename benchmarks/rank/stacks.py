@@ -42,20 +42,15 @@ def _write_collectives(signals: int) -> None:
             return
         if byte[0] == signal.SIGUSR1:
             with contextlib.suppress(Exception):  # whatever torch has instead of a recorder
-                entries = _flight_recorder_entries()
+                distributed = sys.modules["torch._C._distributed_c10d"]
+                entries: list[Mapping[str, Any]] = []
+                for name in RECORDERS:
+                    dump = getattr(distributed, name, None)
+                    if dump is not None:
+                        entries += pickle.loads(dump())["entries"]  # of this process itself
+                entries.sort(key=lambda entry: entry["time_created_ns"])
                 text = last_collectives(entries) + collective_as_stack(entries)
                 os.write(2, text.encode())
-
-
-def _flight_recorder_entries() -> list[Mapping[str, Any]]:
-    """Return the collectives that torch still has, in the order in which they were begun."""
-    distributed = sys.modules["torch._C._distributed_c10d"]
-    entries: list[Mapping[str, Any]] = []
-    for name in RECORDERS:
-        dump = getattr(distributed, name, None)
-        if dump is not None:
-            entries += pickle.loads(dump())["entries"]  # what this process itself has just packed
-    return sorted(entries, key=lambda entry: entry["time_created_ns"])
 
 
 def collective_as_stack(entries: Iterable[Mapping[str, Any]]) -> str:

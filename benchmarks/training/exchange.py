@@ -15,8 +15,7 @@ from benchmarks.record import Kind
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from trainers import models
-from trainers.host_places import Hosts
-from trainers.strategy import ExchangeAlone, Strategy, load
+from trainers.strategy import ExchangeAlone, Hosts, Strategy, load
 
 # Exchanges before the timed ones: they connect, and allocate buffers that the step does not use.
 WARM_UP = 2

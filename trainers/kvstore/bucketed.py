@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainers import collectives, comm_hooks, optimizers
-from trainers.host_places import Hosts
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.kvstore.shared_memory import DTYPES
 from trainers.optimizers import FlatSteps
-from trainers.strategy import ExchangeAlone, SentBucket, Strategy
+from trainers.strategy import ExchangeAlone, Hosts, SentBucket, Strategy
 
 NAMED = 5  # parameters that an error names at most
 # A share is a multiple of this many elements: 512 bytes of half precision, so that every share

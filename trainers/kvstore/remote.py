@@ -363,15 +363,25 @@ class RemoteWorker:
                 raise ValueError(f"bucket {bucket} is another server's")
             if kind == Demand.PUSH:
                 self._take_gradient(bucket, settings)
+            elif kind == Demand.PROBE and self._gpu_wire:  # a gradient goes back as it came
+                self._receive_on_gpu(bucket)
+                with torch.cuda.stream(self._receiving.stream):
+                    self._gpu_wire.send(self._regions.pushed[self._worker][bucket])
             elif kind == Demand.PROBE:
-                self._send_back(bucket)
+                self._gradients[bucket].wait()
+                self._answer(bucket, self._regions.pushed[self._worker][bucket])
             elif kind == Demand.WEIGHTS:
                 weights = self._regions.weights[bucket]
                 received = torch.empty_like(weights, device="cpu")
                 self._wire.receive(received, self._wire.weights_tag + bucket).wait()
                 weights.copy_(received)
             else:
-                self._send_counts()
+                control, row = self._control, self._server
+                counts = torch.zeros(COUNTS, dtype=torch.float64)
+                counts[0] = int(control.staleness_counts[row].sum())
+                counts[1] = int(control.staleness_sum[row])
+                counts[2] = int(control.staleness_max[row])
+                self._wire.send(counts, self._wire.request_tag).wait()
             self._requests.append(self._next_request())
         self._wire.part()
         if self._gpu_wire:
@@ -391,25 +401,6 @@ class RemoteWorker:
             self._gradients[bucket].wait()
             control.settings[worker] = settings
             control.pushed[worker, bucket] = self._pushes[bucket]
-
-    def _send_back(self, bucket: int) -> None:
-        """Send a gradient back as it came."""
-        gradient = self._regions.pushed[self._worker][bucket]
-        if self._gpu_wire:
-            self._receive_on_gpu(bucket)
-            with torch.cuda.stream(self._receiving.stream):
-                self._gpu_wire.send(gradient)
-        else:
-            self._gradients[bucket].wait()
-            self._answer(bucket, gradient)
-
-    def _send_counts(self) -> None:
-        control, row = self._control, self._server
-        counts = torch.zeros(COUNTS, dtype=torch.float64)
-        counts[0] = int(control.staleness_counts[row].sum())
-        counts[1] = int(control.staleness_sum[row])
-        counts[2] = int(control.staleness_max[row])
-        self._wire.send(counts, self._wire.request_tag).wait()
 
     def _answer(self, bucket: int, reply: Tensor) -> None:
         # The worker pushes again when it has the reply, and not before.

@@ -273,23 +273,20 @@ class Server:
             self._left_over = False
             before = int(self._taken.sum())
             flags = np.frombuffer(seen, np.int32).reshape(self._taken.shape[0], -1)
+            pushed = flags[:, self._columns]  # (workers, own buckets)
             if self._config.synchronous:
-                self._serve_together(flags[:, self._columns])
+                everyone = list(range(self._config.workers))
+                for column in np.flatnonzero((pushed > self._taken).all(axis=0)):
+                    self._taken[:, column] += 1
+                    bucket, exchange = self._own_buckets[column], int(self._taken[0, column])
+                    self._arithmetic.serve(bucket, everyone, exchange)
             else:
-                self._serve_each(flags[:, self._columns])
+                self._serve_each(pushed)
             self._seen = b"" if self._left_over else seen
             served = int(self._taken.sum()) - before
         if isinstance(self._arithmetic, HostMeans):
             return self._arithmetic.finish()
         return served
-
-    def _serve_together(self, pushed: Any) -> None:
-        """Serve the buckets that every worker has pushed. `pushed` is (workers, own buckets)."""
-        everyone = list(range(self._config.workers))
-        for column in np.flatnonzero((pushed > self._taken).all(axis=0)):
-            self._taken[:, column] += 1
-            bucket, exchange = self._own_buckets[column], int(self._taken[0, column])
-            self._arithmetic.serve(bucket, everyone, exchange)
 
     def _serve_each(self, pushed: Any) -> None:
         """Serve what has arrived, the stalest first. `pushed` is (workers, own buckets)."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from trainers import memory
-from trainers.host_places import Hosts
 from trainers.kvstore.buckets import Array, BucketLayout, aligned, mxnet, whole
 from trainers.optimizers import SETTINGS
+from trainers.strategy import Hosts
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 # What a worker asks the servers to do with its gradients: update the weights, or only reduce.

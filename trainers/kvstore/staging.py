@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from trainers import collectives, optimizers, reference_probes
 from trainers.collectives import HostGroups, Peers
-from trainers.host_places import Hosts
 from trainers.kvstore import bucketed, references, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, ring_bytes, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
 from trainers.kvstore.push_pull_worker import Worker
 from trainers.kvstore.server import thread_count
 from trainers.kvstore.shared_memory import KvstoreConfig, needed_bytes, views
-from trainers.strategy import ReferenceProbe, Strategy
+from trainers.strategy import Hosts, ReferenceProbe, Strategy
 
 HOST = torch.device("cpu")
 
