@@ -116,7 +116,7 @@ def pcie_groups(topology: Topology, devices: Sequence[Device]) -> list[tuple[lis
 class SwitchBox(NamedTuple):
     """PCIe switches above the NICs, with the devices that they join."""
 
-    place: Point
+    centre: Point
     devices: list[Device]
     label: str
 
@@ -207,11 +207,11 @@ def topology_figure(topology: Topology) -> "Figure":
             corner = (socket.left + 0.15, layout.bottom + 0.15)
             axes.text(*corner, socket.label, fontsize=8.5, color="#4a5460")
         for switch in layout.switches:
-            x, y = switch.place
+            x, y = switch.centre
             for device in switch.devices:
                 at = layout.places[device]
                 axes.plot([x, at[0]], [y, at[1]], color="#b0b7bf", linewidth=1.0, zorder=1)
-            _draw_box(axes, switch.place, (1.45, 0.4), switch.label, "#e3d7c1", "#8d7b58", 7.5)
+            _draw_box(axes, switch.centre, (1.45, 0.4), switch.label, "#e3d7c1", "#8d7b58", 7.5)
         _draw_nvlinks(axes, topology, layout)
         for device, at in layout.places.items():
             if isinstance(device, int):

@@ -62,7 +62,7 @@ class _Range(NamedTuple):
     name: str
 
 
-class _RankPlace(NamedTuple):
+class _RankProcess(NamedTuple):
     """The process of a rank and its CUDA device."""
 
     rank: int
@@ -153,10 +153,12 @@ class _NsysReader:
         processes = with_steps or {span.pid for span in self.ranges}
         none = make_events(0)
         ranks = []
-        for place in self.ordered([(pid, 0) for pid in sorted(processes)]):
-            spans = self.ranges_of(place.pid)
+        for process in self.ordered([(pid, 0) for pid in sorted(processes)]):
+            spans = self.ranges_of(process.pid)
             no_work = (none, none, none, none)
-            ranks.append(RankTrace(place.rank, None, *no_work, spans, on_host=True, pid=place.pid))
+            ranks.append(
+                RankTrace(process.rank, None, *no_work, spans, on_host=True, pid=process.pid)
+            )
         return ranks
 
     def gpu_ranks(self, kernels: NDArray[Any]) -> list[RankTrace]:
@@ -243,8 +245,8 @@ class _NsysReader:
                 )
         return units
 
-    def ordered(self, units: Sequence[tuple[int, int]]) -> list[_RankPlace]:
-        """Return the places of processes on CUDA devices in rank order: by marks that number the
+    def ordered(self, units: Sequence[tuple[int, int]]) -> list[_RankProcess]:
+        """Return processes on CUDA devices in rank order: by marks that number the
         ranks, else by device and process.
         """
         marks = {}
@@ -255,13 +257,13 @@ class _NsysReader:
         marked = []
         for pid, device in units:
             if pid in marks:
-                marked.append(_RankPlace(marks[pid], pid, device))
-        if marked and len({place.rank for place in marked}) == len(marked):
+                marked.append(_RankProcess(marks[pid], pid, device))
+        if marked and len({process.rank for process in marked}) == len(marked):
             # Another process without a mark is not a rank but a parameter server.
             self.numbered = True
             return sorted(marked)
         by_device = sorted(units, key=lambda unit: (unit[1], unit[0]))
-        return [_RankPlace(rank, pid, device) for rank, (pid, device) in enumerate(by_device)]
+        return [_RankProcess(rank, pid, device) for rank, (pid, device) in enumerate(by_device)]
 
     def read_launches(self) -> _Launches | None:
         """Return the calls that launched GPU work; None if there are none.
