@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from analysis.validity.check import unchecked
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
+from analysis.validity.surroundings import foreign_load_timed
 from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
 from benchmarks.agent.protocol import wait_readable
@@ -31,6 +33,8 @@ PHASES = [
     line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")
 ]
 GIB = 2**30
+QUIET = {"grown_bytes": 0, "foreign_bytes": 0, "processes": 0, "busy_percent": 100.0}
+UNKNOWN = unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
 IDLE = {"sm_mhz": 1980, "reasons": 1, "memory_bytes": 0, "busy_percent": 0, "foreign_pids": []}
 
 
@@ -228,3 +232,33 @@ def test_a_folder_that_is_gone_costs_no_cell(tmp_path):
     sampling = SamplingProcess(CellFolder(tmp_path / "gone"), "token", [], os.environ)
     sampling.start(lambda: None)
     sampling.end()
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ([QUIET, QUIET, {}], None),  # the third host has servers alone
+        ([QUIET, QUIET | {"foreign_bytes": GIB}, {}], "memory that is not the cell's grew by 1.0 GiB on host b"),
+        ([QUIET | {"processes": 2}, QUIET, {}], "2 more in the driver's list of processes on host a"),
+        ([QUIET, {}, {}], UNKNOWN),
+    ],
+)  # fmt: skip
+def test_a_program_that_begins_on_one_host_is_told_with_its_name(windows, said):
+    record = records.read(RAW / "record.json")
+    cell = dataclasses.replace(record.cell, hosts=("a", "b"), gpus=(0,))
+    changed = dataclasses.replace(record, cell=cell, checks={"gpu_windows": windows})
+    assert foreign_load_timed.judge(changed, ValidityLimits()) == said
+
+
+@pytest.mark.parametrize("missing", ["own_bytes", "memory_bytes", "processes", "busy_percent"])
+def test_what_a_driver_does_not_say_is_none_in_the_windows(tmp_path, missing):
+    said = {"own_bytes": 40 * GIB, "processes": 1}
+    folder = sampled(tmp_path, (said, 0.0))[1]
+    (plain,) = summary(folder)[1]["gpu_windows"]
+    lines = [json.loads(line) for line in folder.gpu_samples.read_text().splitlines()]
+    for line in lines[::2]:
+        line["gpus"][0].pop(missing, None)
+    folder.gpu_samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (some,) = summary(folder)[1]["gpu_windows"]
+    assert (plain["foreign_bytes"], plain["processes"]) == (0, 0)
+    assert some["foreign_bytes"] in (0, None) and some["processes"] in (0, None)

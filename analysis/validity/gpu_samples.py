@@ -242,7 +242,7 @@ def _windows(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]
         for gpu in samples:
             if "memory_bytes" in gpu and most_bytes is not None:
                 grown_bytes.append(gpu["memory_bytes"] - most_bytes)
-                if "own_bytes" in gpu and "own_bytes" in last:
+                if "own_bytes" in gpu and last.keys() >= {"own_bytes", "memory_bytes"}:
                     own_bytes = gpu["own_bytes"] - last["own_bytes"]
                     foreign_bytes.append(gpu["memory_bytes"] - last["memory_bytes"] - own_bytes)
             if "processes" in gpu and "processes" in last:

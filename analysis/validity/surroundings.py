@@ -222,6 +222,8 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
         if record.cell.device != "cuda":
             return unless_cpu(record, "")
         return unless_training(record, "the GPUs were not sampled before and in the timed windows")
+    if record.cell.hosts:
+        windows = windows[: len(record.cell.hosts)]  # others have servers alone
     busy_percents = []
     grown = ""  # where memory grew and the driver does not say whose it is
     is_known = True
