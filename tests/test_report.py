@@ -329,11 +329,20 @@ LOSES += " (strategy none); t"
 
 
 @pytest.mark.parametrize(
-    ("ratio", "none_first", "start"),
-    [(0.9, True, LOSES), (0.9, False, LOSES), (1.0, True, "T"), (1e17, False, "T")],
+    ("ratio", "none_first", "rounds", "start"),
+    [
+        (0.9, True, 2, LOSES),
+        (0.9, False, 2, LOSES),
+        (1.0, True, 2, "T"),
+        (1e17, False, 2, "T"),
+        (1.0, True, 1, ""),
+    ],
 )
-def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, start, tmp_path):
-    """Other GPUs, another setting and a strategy without repeats are not what is meant."""
+def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds, start, tmp_path):
+    """Other GPUs, another setting and a strategy without repeats are not what is meant.
+
+    A cost of one round has no interval, and is not told.
+    """
     made = [
         *repeated([0, 1], 200.0 / ratio, 1 if none_first else 2, strategy="none"),
         *repeated([0, 1], 200.0, 2 if none_first else 1),
@@ -342,9 +351,14 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, start,
         *repeated([2, 3], 100.0, 5),
         small(99, [0, 1], 100.0, strategy="cpu_staged"),
     ]
+    for run in made:
+        if rounds > 1:
+            run["within_run"]["strategy/cost_ms"] = {"low": 0.6, "high": 0.7}
     known = open_study(study(tmp_path / "study", made))
     findings = findings_of(known)
-    expected = f"{start}he strategy adds 0.673 ms to a step of 54.8 ms."
+    expected = ""
+    if start:
+        expected = f"{start}he strategy adds 0.673 (0.600 to 0.700) ms to a step of 54.8 ms."
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 
 

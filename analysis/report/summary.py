@@ -469,7 +469,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     records = study.records_of(point.record_ids)
     cost_ms = bounded(study, records, "strategy/cost_ms")
     step_ms = median_of(records, "step/ms_median")
-    if cost_ms is not None and step_ms:
+    if cost_ms is not None and cost_ms.low is not None and step_ms:
         parts.append(f"the strategy adds {estimate(cost_ms)} ms to a step of {number(step_ms)} ms")
     if not parts:
         return ""
