@@ -13,7 +13,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT, Baselines
 from analysis.study import names as labels
@@ -34,10 +35,40 @@ OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone e
 MOST_NOISE = 0.5  # of the hidden share, on each side: a wider interval says nothing of a share
 ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
-Uncertain = tuple[float, float]  # ms, and half of the 95 % interval; NaN where that is not known
-# What a strategy costs on one GPU, ALONE or DIFFERENCE, and the ids of the records; or why it is
-# not known.
-CostAlone = tuple[Uncertain, str, tuple[str, ...]] | str
+# Why one of the two numbers is not claimed.
+NOT_ALONE = "the strategy was not measured on one of its GPUs (gpus=each adds that)"
+EXCHANGES_ALONE = (
+    "this strategy exchanges on one device too, so its own work was not measured alone"
+)
+NO_COST_ALONE = "what the strategy costs on one GPU was not measured (waterfall=true adds that)"
+TOO_FEW_ALONE = "too few runs on one GPU show how far they differ (repeats=5 adds them)"
+MORE_ALONE = "the strategy costs more on one GPU ({alone}) than on {gpus} ({cost})"
+NOT_TIMED = "the exchange alone was not timed"
+MORE_EXPOSED = (
+    "more is exposed ({exposed}) than the exchange alone takes ({exchange}): communication also "
+    "slows compute"
+)
+TOO_NOISY = "the noise (±{noise}) is too large beside the exchange alone ({exchange})"
+
+
+class Uncertain(NamedTuple):
+    """A time with its uncertainty."""
+
+    ms: float
+    half_ms: float  # half of the 95 % interval; NaN: not known
+
+    def minus(self, other: "Uncertain") -> "Uncertain":
+        """Return the difference."""
+        return Uncertain(self.ms - other.ms, math.hypot(self.half_ms, other.half_ms))
+
+
+class CostAlone(NamedTuple):
+    """What a strategy costs on one GPU."""
+
+    cost: Uncertain | None = None
+    source: str = ""  # ALONE or DIFFERENCE
+    record_ids: tuple[str, ...] = ()
+    why: str = ""  # it is not known
 
 
 @dataclass(frozen=True)
@@ -106,53 +137,43 @@ class Exposures:
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
             self._costs[key] = self._cost_of(members)
-        cost_alone = self._costs[key]
-        if isinstance(cost_alone, str):
-            return Exposure(why=cost_alone)
-        alone, source, ids = cost_alone
-        exposed = _minus(_next_run(single, COST, record), alone)
-        if self._judged and exposed[0] < 0 and not sum(exposed) >= 0:
-            why = (
-                f"the strategy costs more on one GPU ({_ms(alone[0])}) than on "
-                f"{single.cell.world_size} ({_ms(cost)})"
-            )
-            return Exposure(alone_ms=alone[0], source=source, why=why, record_ids=ids)
-        share, half_share, why = self._hidden(exposed, record, single)
-        half_ms = _known(exposed[1])
-        return Exposure(exposed[0], half_ms, share, half_share, alone[0], source, why, ids)
+        alone, source, ids, why = self._costs[key]
+        if alone is None:
+            return Exposure(why=why)
+        exposed = _next_run(single, COST, record).minus(alone)
+        exposure = Exposure(alone_ms=alone.ms, source=source, record_ids=ids)
+        if self._judged and exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
+            gpus = single.cell.world_size
+            why = MORE_ALONE.format(alone=_ms(alone.ms), gpus=gpus, cost=_ms(cost))
+            return replace(exposure, why=why)
+        exposure = replace(exposure, exposed_ms=exposed.ms, half_ms=_known(exposed.half_ms))
+        return self._with_hidden_share(exposure, exposed, record, single)
 
-    def _hidden(
-        self, exposed: Uncertain, record: Record, single: Runs
-    ) -> tuple[float | None, float | None, str]:
-        """Return the hidden share, half its interval, and why it is not claimed.
+    def _with_hidden_share(
+        self, exposure: Exposure, exposed: Uncertain, record: Record, single: Runs
+    ) -> Exposure:
+        """Return the exposure with the hidden share, or why it is not claimed.
 
         Within the noise it is cut to 0 to 1.
         """
-        exposed_ms, half_ms = exposed
         exchange = record.metrics.get(EXCHANGE)
         if exchange is None or not exchange > 0:
-            return None, None, "the exchange alone was not timed"
-        part = exposed_ms / exchange
-        _, exchange_half_ms = _next_run(single, EXCHANGE, record)
-        half = math.hypot(half_ms, part * exchange_half_ms) / exchange
+            return replace(exposure, why=NOT_TIMED)
+        part = exposed.ms / exchange
+        half_ms = _next_run(single, EXCHANGE, record).half_ms
+        half = math.hypot(exposed.half_ms, part * half_ms) / exchange
         share, why = 1 - part, ""
         if share < 0 and not share + half >= 0:
-            why = (
-                f"more is exposed ({_ms(exposed_ms)}) than the exchange alone takes "
-                f"({_ms(exchange)}): communication also slows compute"
-            )
+            why = MORE_EXPOSED.format(exposed=_ms(exposed.ms), exchange=_ms(exchange))
         elif half >= MOST_NOISE:
-            why = (
-                f"the noise (±{_ms(half_ms)}) is too large beside the exchange alone "
-                f"({_ms(exchange)})"
-            )
+            why = TOO_NOISY.format(noise=_ms(exposed.half_ms), exchange=_ms(exchange))
         if self._judged and why:
-            return None, None, why
-        return min(1.0, max(0.0, share)), _known(half), ""
+            return replace(exposure, why=why)
+        return replace(exposure, hidden_share=min(1.0, max(0.0, share)), half_share=_known(half))
 
     def _cost_of(self, members: Mapping[Member, Runs]) -> CostAlone:
         if not members:
-            return "the strategy was not measured on one of its GPUs (gpus=each adds that)"
+            return CostAlone(why=NOT_ALONE)
         costs: list[Uncertain] = []
         ids: list[str] = []
         own_work: set[bool] = set()
@@ -167,28 +188,26 @@ class Exposures:
                 halves.append(quantile(floor.freedom) * error)
             for record in runs.records:
                 if floor is None and COST in record.metrics:
-                    halves.append(_next_run(runs, COST, record)[1])
-            costs.append((cost_ms, max(halves, default=math.nan)))
+                    halves.append(_next_run(runs, COST, record).half_ms)
+            costs.append(Uncertain(cost_ms, max(halves, default=math.nan)))
             ids += runs.record_ids
         if costs:
-            return _mean(costs), ALONE, tuple(ids)
+            return CostAlone(_mean(costs), ALONE, tuple(ids))
         if False in own_work:
-            return (
-                "this strategy exchanges on one device too, so its own work was not measured alone"
-            )
+            return CostAlone(why=EXCHANGES_ALONE)
         are_known = True
         for gpu, runs in members.items():
             without = self._without.get(self._without_strategy(runs), {}).get(gpu)
             if without is not None:
-                cost = _minus(_step(runs), _step(without))
-                are_known = are_known and not math.isnan(cost[1])
+                cost = _step(runs).minus(_step(without))
+                are_known = are_known and not math.isnan(cost.half_ms)
                 costs.append(cost)
                 ids += [*runs.record_ids, *without.record_ids]
         if not costs:
-            return "what the strategy costs on one GPU was not measured (waterfall=true adds that)"
+            return CostAlone(why=NO_COST_ALONE)
         if self._judged and not are_known:
-            return "too few runs on one GPU show how far they differ (repeats=5 adds them)"
-        return _mean(costs), DIFFERENCE, tuple(ids)
+            return CostAlone(why=TOO_FEW_ALONE)
+        return CostAlone(_mean(costs), DIFFERENCE, tuple(ids))
 
 
 def disagreement(values: Mapping[str, float]) -> dict[str, float]:
@@ -199,13 +218,9 @@ def disagreement(values: Mapping[str, float]) -> dict[str, float]:
     return {DISAGREEMENT: traced - measured}
 
 
-def _minus(first: Uncertain, second: Uncertain) -> Uncertain:
-    return first[0] - second[0], math.hypot(first[1], second[1])
-
-
 def _mean(values: Sequence[Uncertain]) -> Uncertain:
     numbers, halves = zip(*values, strict=True)
-    return math.fsum(numbers) / len(numbers), math.hypot(*halves) / len(halves)
+    return Uncertain(math.fsum(numbers) / len(numbers), math.hypot(*halves) / len(halves))
 
 
 def _known(half: float) -> float | None:
@@ -217,9 +232,9 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
     value, floor = record.metrics[metric], runs.floor(metric)
     if floor is None:
         ends = metrics.interval(metric, record.within_run)
-        return value, (ends[1] - ends[0]) / 2 if ends else math.nan
+        return Uncertain(value, (ends[1] - ends[0]) / 2 if ends else math.nan)
     half = quantile(floor.freedom) * floor.deviation
-    return value, half if metrics.metric(metric).signed else half * value
+    return Uncertain(value, half if metrics.metric(metric).signed else half * value)
 
 
 def _step(runs: Runs) -> Uncertain:
@@ -227,10 +242,10 @@ def _step(runs: Runs) -> Uncertain:
     step_ms = runs.cell.batch_size * 1e3 / math.exp(runs.median_log_rate)
     floor = runs.floor(IMAGES_PER_SECOND)
     if floor is None:
-        return step_ms, math.nan
+        return Uncertain(step_ms, math.nan)
     count = len(runs.values(IMAGES_PER_SECOND))
     half = quantile(floor.freedom) * floor.deviation * math.sqrt(of_median(count))
-    return step_ms, step_ms * half
+    return Uncertain(step_ms, step_ms * half)
 
 
 def _ms(value: float) -> str:
