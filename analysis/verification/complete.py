@@ -36,7 +36,6 @@ def complete(
     the study: they show whether an NCCL setting had an effect.
     A finished cell whose lines are incomplete becomes a failed one, without values of its lines.
     """
-    record = _with_reports(record, folder, lines)
     output = ""
     try:
         values = as_read(derived_values(lines, record.cell) or {})
@@ -48,9 +47,8 @@ def complete(
     else:
         output = values.get("output", "")
         record = dataclasses.replace(record, **{name: values.get(name, {}) for name in FIELDS})
+    record = _with_reports(record, folder, lines)
     metrics, checks = summary(folder)
-    if record.cell.world_size > 1:
-        checks["versions_differ"] = _differing_versions(record.cell, lines)
     cost = to_record(folder, lines, record.started_at, record.ended_at)
     if cost is not None:
         record = dataclasses.replace(record, tables=record.tables | cost.tables)
@@ -64,37 +62,38 @@ def complete(
 
 
 def _with_reports(record: Record, folder: CellFolder, lines: RankLines) -> Record:
-    """Add what ranks and servers said of themselves when they started."""
+    """Add what ranks and servers said of themselves when they started.
+
+    `versions_differ` are the versions, by rank, that are not the same on all; on one host their
+    threads too.
+    """
+    cell = record.cell
     environment: dict[str, Any] = dict(record.environment)
     ranks, servers = [], []
-    for rank in range(record.cell.world_size + record.cell.servers):
-        own = lines.get(rank)
+    of_ranks: dict[str, list[str]] = {}
+    for number in range(cell.world_size + cell.servers):
+        own = lines.get(number)
         if own is None:
-            own = list(read_lines(folder.rank_lines(rank)))
+            own = list(read_lines(folder.rank_lines(number)))
         report = reported(own)
         if report is None:
             continue
         facts, versions = report
         environment.setdefault("versions", versions)
-        if rank < record.cell.world_size:
-            ranks.append(facts)
-        else:
+        if number >= cell.world_size:
             servers.append(facts)
-    if servers:
-        environment["servers"] = servers
-    return dataclasses.replace(record, environment=environment, ranks=ranks)
-
-
-def _differing_versions(cell: Cell, lines: RankLines) -> dict[str, list[str]]:
-    """Return what ranks run in different versions, by rank; on one host also their threads."""
-    of_ranks: dict[str, list[str]] = {}
-    for rank in range(cell.world_size):
-        report = reported(lines[rank])
-        if report is None:
             continue
-        facts, versions = report
+        ranks.append(facts)
         if not cell.hosts:
             versions = versions | {"threads": str(facts.get("threads"))}
         for name, version in versions.items():
             of_ranks.setdefault(name, []).append(version)
-    return {name: different for name, different in of_ranks.items() if len(set(different)) > 1}
+    if servers:
+        environment["servers"] = servers
+    checks = dict(record.checks)
+    if cell.world_size > 1:
+        checks["versions_differ"] = {}
+        for name, differing in of_ranks.items():
+            if len(set(differing)) > 1:
+                checks["versions_differ"][name] = differing
+    return dataclasses.replace(record, environment=environment, ranks=ranks, checks=checks)
