@@ -80,10 +80,18 @@ class Verification:
         """Whether nothing differs and nothing is damaged."""
         return not self.differences and not any(omission.wrong for omission in self.omissions)
 
-    def compare(self, record: str, file: str, name: str, recorded: Any, recomputed: Any) -> None:
+    def compare(
+        self,
+        record: str,
+        file: str,
+        name: str,
+        recorded: Any,
+        recomputed: Any,
+        tolerance: float = TOLERANCE,
+    ) -> None:
         """Count a value, and note it if it differs."""
         self.values += 1
-        if not same(recorded, recomputed):
+        if not same(recorded, recomputed, tolerance):
             self.differences.append(Difference(record, file, name, recorded, recomputed))
 
 
@@ -226,6 +234,8 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
     # until 2026-11-23 some ranks measured several cells
     has_shared_ranks = "pool" in set().union(*record.ranks)
     for part in again.parts:
+        # a second is less than the tolerance of a time since 1970
+        tolerance = 0.0 if part == "started_at" else TOLERANCE
         recorded = dict(leaves(getattr(record, part)))
         recomputed = dict(leaves(getattr(again.record, part)))
         for key in {**recomputed, **recorded}:
@@ -242,7 +252,7 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
             is_sentence = SENTENCE.fullmatch(label) and ABSENT not in (before, now)
             if is_sentence and numbers_of(before) == numbers_of(now):
                 now = before  # a later version may word it otherwise
-            result.compare(name, RECORD, label, before, now)
+            result.compare(name, RECORD, label, before, now, tolerance)
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -265,7 +275,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, []  # JSON has no tuple, and a part without entries may be a list or a mapping
 
 
-def same(recorded: Any, recomputed: Any) -> bool:
+def same(recorded: Any, recomputed: Any, tolerance: float = TOLERANCE) -> bool:
     """Tell whether two values are equal as JSON has them; NaN equals NaN."""
     if isinstance(recorded, bool) or isinstance(recomputed, bool):
         return recorded is recomputed
@@ -276,7 +286,7 @@ def same(recorded: Any, recomputed: Any) -> bool:
     try:
         if math.isnan(recorded) or math.isnan(recomputed):
             return math.isnan(recorded) and math.isnan(recomputed)
-        return math.isclose(recorded, recomputed, rel_tol=TOLERANCE)
+        return math.isclose(recorded, recomputed, rel_tol=tolerance)
     except OverflowError:  # a whole number beyond every double
         return False
 
