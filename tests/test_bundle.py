@@ -29,7 +29,11 @@ def outputs(tmp_path_factory):
     for name in (NAME, "links"):
         shutil.copytree(DATA / name, folder / name)
     floors = open_study(DATA / "waterfall").floors.own()
-    (folder / "noise_floor.json").write_text(json.dumps(as_json({"waterfall": floors})))
+    content = json.loads(json.dumps(as_json({"waterfall": floors})))
+    for row in content["studies"]["waterfall"]:
+        if row["world_size"] == 4:
+            row["world_size"] = 2  # as the cells of the study have
+    (folder / "noise_floor.json").write_text(json.dumps(content))
     logs = folder / NAME / record_paths(folder / NAME)[0].parent.name / "logs"
     logs.mkdir()
     (logs / "rank0.log").write_text("what a user's code printed")
