@@ -75,6 +75,15 @@ def test_a_measured_cell_has_the_interval_that_reports_show():
     assert alike[(0, 3), False] and alike[(0, 1), False] and not alike[(0, 3), True]
 
 
+def test_a_rate_of_nothing_is_none():
+    records = []
+    for record in open_study(SETTINGS).records:
+        metrics = record.metrics | {"throughput/images_per_second": 0.0}
+        records.append(replace(record, metrics=metrics))
+    for cell in advice_on(Study.of(records), [(0, 3)], [{}, LOC]):
+        assert cell.runs == 0 and cell.rate > 9000
+
+
 def test_an_interval_that_another_strategy_lent_says_no_order():
     ranked = advice_on(with_floor(open_study(SETTINGS), "none"), [(0, 3)], [{}, LOC])
     for cell in ranked:

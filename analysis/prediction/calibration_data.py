@@ -224,6 +224,9 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
             launch_ms.append(run.metrics.get(STEP, 0.0))
         else:
             cpu_bound = False
+    rate = runs.next_run(IMAGES_PER_SECOND)
+    if rate is not None and rate.value <= 0:
+        rate = None
     lent_by = ""
     floor = runs.floor(IMAGES_PER_SECOND)
     if floor is not None:
@@ -241,7 +244,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         busy_ms=_median_of_runs(runs, BUSY),
         launch_ms=tuple(ms for ms in launch_ms if 0 < ms <= MOST_MS),
         label=runs.cell.name,
-        rate=runs.next_run(IMAGES_PER_SECOND),
+        rate=rate,
         lent_by=lent_by,
         buckets=read_buckets(tables),
         moments=read_moments(tables),

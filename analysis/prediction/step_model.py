@@ -39,6 +39,7 @@ from analysis.prediction.strategies import (
     occupies,
     overlaps,
     refuse_unknown,
+    return_ratio,
 )
 from analysis.study.names import of_unit
 from analysis.text import count
@@ -288,14 +289,15 @@ def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTime
     """
     sizes = buckets_of(calibration, query)
     nearest = nearest_exchange(calibration, query)
+    ratio = return_ratio(query)
     if nearest is None or nearest.exchange_ms is None:
-        return bucket_times(query, sizes, calibration.links)
+        return bucket_times(query, sizes, calibration.links, ratio)
     links = calibration.links.with_unit_copies()
-    during, after = bucket_times(query, sizes, links)
+    during, after = bucket_times(query, sizes, links, ratio)
     sizes_there = buckets_of(calibration, nearest.query)
-    there, after_there = bucket_times(nearest.query, sizes_there, links, in_step=False)
-    ratio = nearest.exchange_ms / mean(sum(there, after_there))
-    return [ms * ratio for ms in during], after * ratio
+    there, after_there = bucket_times(nearest.query, sizes_there, links)
+    scale = nearest.exchange_ms / mean(sum(there, after_there))
+    return [ms * scale for ms in during], after * scale
 
 
 def replay_of(

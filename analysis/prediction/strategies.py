@@ -198,17 +198,13 @@ def return_ratio(query: CellQuery) -> float:
 
 
 def bucket_times(
-    query: CellQuery, sizes_bytes: Sequence[float], links: LinkModel, in_step: bool = True
+    query: CellQuery, sizes_bytes: Sequence[float], links: LinkModel, ratio: float = 1.0
 ) -> BucketTimes:
-    """Return the times of buckets in a step, or (`in_step=False`) of the exchange alone.
-
-    Raises ValueError.
+    """Return the times of buckets of which `ratio` times as many bytes come back; in a step that is
+    return_ratio. Raises ValueError.
     """
     refuse_unknown(query)
     exchange = exchange_of(query)
-    ratio = 1.0
-    if in_step:
-        ratio = return_ratio(query)
     during: list[Draws] = []
     after = constant(0.0)
     for size in sizes_bytes:
