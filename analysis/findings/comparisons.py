@@ -22,7 +22,7 @@ from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted,
 from analysis.study import names as labels
 from analysis.study.conditions import chosen_options, differing_names
 from analysis.study.intervals import LEVEL, WIDEST, Estimate, half_width
-from analysis.study.noise_floor import FEWEST, FloorGroup
+from analysis.study.noise_floor import FloorGroup
 from analysis.study.rates import IMAGES_PER_SECOND, Rate
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
@@ -44,9 +44,8 @@ NOT_COMPARED = (
 )
 SINGLE = "a single run gives no verdict (repeats=5 does)"
 CHANCE = "its interval excludes 0, but among so many comparisons that can be chance"
-TIMES_AS_NOISY = (
-    3  # a run is noisy if its interval inside is this much wider than that of equal ones
-)
+FEWEST_EQUAL = 3  # runs of a group, of which one can be called noisy
+TIMES_AS_NOISY = 3  # its interval inside against those of equal runs
 NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
 UNPAIRED = "no sweep measured both cells in turn: a drift of the machine would look the same"
 SEPARATE = "one cell was measured before the other: a change of the machine would look the same"
@@ -406,23 +405,20 @@ def noisy_runs(study: Study) -> tuple[NoisyRun, ...]:
     """
     noisy = []
     for members in grouped(study.timed, lambda runs: runs.group).values():
-        halves, floors = {}, {}
+        rows = []
         for runs in members:
             floor = runs.floor(IMAGES_PER_SECOND)
+            between = math.inf
+            if floor is not None and not floor.lenders:
+                between = math.expm1(half_width(floor, 1))
             for record in runs.records:
                 ends = metrics.interval(IMAGES_PER_SECOND, record.within_run)
-                if runs.suspect or ends is None or ends[0] <= 0:
-                    continue
-                halves[record.name, record.record_id] = math.log(ends[1] / ends[0]) / 2
-                if floor is not None and not floor.lenders:
-                    floors[record.name, record.record_id] = half_width(floor, 1)
-        for run, between in floors.items():
-            others = [half for other, half in halves.items() if other != run]
-            if len(others) >= FEWEST and halves[run] > max(
-                between, TIMES_AS_NOISY * statistics.median(others)
-            ):
-                shares = math.expm1(halves[run]), math.expm1(between)
-                noisy.append(NoisyRun(run[0], *shares))
+                if ends is not None and ends[0] > 0 and not runs.suspect:
+                    inside = math.sqrt(ends[1] / ends[0]) - 1
+                    rows.append(NoisyRun(record.name, inside, between))
+        if len(rows) >= FEWEST_EQUAL:
+            usual = TIMES_AS_NOISY * statistics.median(row.inside for row in rows)
+            noisy += [row for row in rows if row.inside > max(usual, row.floor)]
     return tuple(noisy)
 
 
