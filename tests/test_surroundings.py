@@ -133,7 +133,7 @@ REAL_PAIR = DATA / "h200_x2" / "eager_a" / "resnet50-kvstore_device-gpus0-1-c991
 MIB = 2**20
 
 
-def begun(tmp_path, slower=1.0, without=(), windows=True, **more):
+def begun(tmp_path, slower=1.0, half_width=0.0, without=(), windows=True, **more):
     """The judgement of the cell if samples in the windows say `more`, and steps take longer."""
     shutil.copytree(REAL_PAIR, tmp_path / "cell")
     folder = CellFolder(tmp_path / "cell")
@@ -156,7 +156,8 @@ def begun(tmp_path, slower=1.0, without=(), windows=True, **more):
     metrics, checks = summary(folder)
     metrics = record.metrics | metrics
     metrics["step/ms_median"] *= slower
-    changed = dataclasses.replace(record, metrics=metrics, checks=record.checks | checks)
+    checks = record.checks | checks | {"half_width": half_width}
+    changed = dataclasses.replace(record, metrics=metrics, checks=checks)
     judgement = foreign_load_timed.judge(changed, LIMITS)
     if isinstance(judgement, str):
         return "invalid", judgement
@@ -180,6 +181,8 @@ NAMELESS = ("own_bytes", "processes", "foreign_pids")
         ({"memory_bytes": 500 * MIB, "without": NAMELESS}, "suspect", "0.5 GiB, whose is not known"),
         ({"slower": 1.1}, "suspect", "busy 100 % of the timed windows, .* need 91 %"),
         ({"slower": 1.1, "busy_percent": 91}, "valid", ""),
+        ({"slower": 1.35, "half_width": 0.128, "busy_percent": 81.5}, "valid", ""),  # clean, on an H100
+        ({"slower": 1.53, "half_width": 0.131, "busy_percent": 86.7}, "suspect", "87 %"),  # beside a load
         ({"without": (*NAMELESS, "busy_percent")}, "unchecked", "nor how busy"),
         ({"windows": False}, "unchecked", "not sampled before and in the timed windows"),
     ],

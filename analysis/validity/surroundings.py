@@ -215,7 +215,7 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     """while steps are timed the driver lists a process more, or memory that is not the cell's grows
     by more than {foreign_growth_gib}. Suspect: memory grows so and the driver does not say whose;
     every GPU is busier than the same steps keep it that are launched ahead, by more of the time
-    than {foreign_busy_share}
+    than {foreign_busy_share} and than the 95 % interval of their mean
     """
     windows = record.checks.get("gpu_windows")
     if windows is None:
@@ -253,7 +253,9 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
             return None  # a program there would hold memory
         return unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
     busy, alone = min(busy_percents) / 100, min(1.0, alone_ms / step_ms)
-    if busy - alone <= limits.foreign_busy_share:
+    # Where steps vary, so does their share of the windows.
+    allowed = max(limits.foreign_busy_share, record.checks.get("half_width") or 0.0)
+    if busy - alone <= allowed:
         return None
     text = (
         f"the GPUs were busy {100 * busy:.0f} % of the timed windows, in which the same steps, "
