@@ -41,7 +41,8 @@ STEADY = {
 }
 LIMITS = ValidityLimits()
 STEP_FACTS = [(part, fact) for part, nouns in results.STEP_FACTS.items() for fact in nouns]
-SEEN = {"nccl": {"settings": {}, "transports": {}}}  # NCCL's log was there, and nothing is wrong
+# NCCL's log was there, and nothing is wrong.
+SEEN = {"nccl": {"settings": {}, "transports": {"0->1": ["P2P/CUMEM"]}, "channels": {}}}
 
 
 def with_facts(record):
@@ -624,6 +625,9 @@ def test_a_lost_log_of_nccl_leaves_unchecked_what_it_would_show(change, unseen):
     found = judge(changed(change, dataclasses.replace(PAIR, effective={})), LIMITS).unchecked
     of_the_log = {"setting_not_asked", "transport_below_wires"}
     assert (found.keys() & of_the_log) == (of_the_log if unseen else set())
+    torn = {"nccl": {"settings": {}, "transports": {}, "channels": {}}}
+    found = judge(changed(change, dataclasses.replace(PAIR, effective=torn)), LIMITS).unchecked
+    assert ("transport_below_wires" in found) == unseen, "a log without connections"
 
 
 def test_the_verdict_of_an_older_record_is_that_of_its_time():

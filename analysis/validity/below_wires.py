@@ -37,8 +37,8 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     or PXB joins (finding: its log says that peer access is missing), had half of the usual channels
     over NV18 or less, or the ring of a reference reached less than 40 % of its NVLinks
     """
-    nccl = record.effective.get("nccl")
-    if nccl is None:
+    nccl = record.effective.get("nccl", {})
+    if not nccl.get("transports"):
         return unseen(record)
     settings = nccl.get("settings", {}).keys() | record.cell.nccl.keys()
     uses = list(_wire_uses(record))

@@ -123,19 +123,24 @@ def unless_cpu(record: Record, why: str) -> CheckOutcome:
 
 
 def unseen(record: Record) -> CheckOutcome | None:
-    """Return that no log of NCCL shows what GPUs exchanged through it; None where one does.
+    """Return that no log of NCCL shows the connections of an exchange that went through it.
 
-    None too where the strategy exchanges by another way, and for records of before schema 7.
+    None where one does, where the strategy exchanges by another way, and before schema 7.
     """
     cell = record.cell
     has_exchanged = cell.device == "cuda" and "comm/exchange_ms" in record.metrics
-    if not has_exchanged or "nccl" in record.effective or record.schema_version < 7:
+    if not has_exchanged or record.schema_version < 7:
         return None
     declared = cell.declared.get("strategy", {})
     sends = groups.sends(cell.strategy["name"], cell.strategy, declared)
     if sends not in RINGS or cell.strategy.get("transport") == "gloo":
         return None
-    return unchecked("there is no log of NCCL")
+    nccl = record.effective.get("nccl")
+    if nccl is None:
+        return unchecked("there is no log of NCCL")
+    if not nccl.get("transports"):
+        return unchecked("NCCL's log shows no connection")
+    return None
 
 
 def list_some(items: Sequence[str]) -> str:
