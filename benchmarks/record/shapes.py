@@ -82,11 +82,7 @@ STEP_FACTS: dict[str, Any] = dict(  # found before the timed windows, and after 
     gradient_error=Number,
     gradient_spread=Number,
     gradient_tolerance=Number,
-    gradient_worst=required(
-        array=str,
-        error=Number,
-        tolerance=Number,
-    ),
+    gradient_worst=required(array=str, error=Number, tolerance=Number),
     batches_differ=bool,
     batches_in_turn=Count,
     arithmetic=optional(
@@ -100,20 +96,13 @@ STEP_FACTS: dict[str, Any] = dict(  # found before the timed windows, and after 
         passes=Count,
         calls=Count,
     ),
-    sent=optional(
-        collectives=Count,
-        bytes=Count,
-        order=str,
-    ),
+    sent=optional(collectives=Count, bytes=Count, order=str),
 )
 CHECKS = optional(
     **STEP_FACTS,
     after=optional(**STEP_FACTS, updates=Count, steps=Count),
     counted=dict[str, dict[str, Count]],
-    communicators=required(
-        count=Count,
-        timed=list[str],
-    ),
+    communicators=required(count=Count, timed=list[str]),
     equal_longest=Count,
     clock_disagreement=Number,
     half_width=Number,
@@ -140,16 +129,8 @@ CHECKS = optional(
     unseen_share=Number,
     grid_ms=Number,
     versions_differ=dict[str, list[str]],
-    pauses=required(
-        count=Number,
-        lost_share=Number,
-        longest_ms=Number,
-    ),
-    slowest_rank=required(
-        rank=Count,
-        share=Number,
-        noise=Number,
-    ),
+    pauses=required(count=Number, lost_share=Number, longest_ms=Number),
+    slowest_rank=required(rank=Count, share=Number, noise=Number),
     unaccounted_share=Number,
     between_steps_share=Number,
     between_steps_ms=Number,
@@ -160,13 +141,7 @@ CHECKS = optional(
     weights_still_share=Number,
     weights_still_first=str,
     own_work_alone=bool,
-    replay=required(
-        what=str,
-        exchange=bool,
-        array=str,
-        error=Number,
-        tolerance=Number,
-    ),
+    replay=required(what=str, exchange=bool, array=str, error=Number, tolerance=Number),
     replays=list[list[Count]],
     gpu_samples=optional(
         before_memory_bytes=Number | None,
@@ -181,9 +156,7 @@ CHECKS = optional(
     ),
     gpu_windows=list[dict[str, Number | None]],  # of each host
     cpu_samples=optional(  # the share of the cores that others used, by phase
-        cores=Count,
-        others_share=dict[str, Number],
-        hosts=list[dict[str, Any]],
+        cores=Count, others_share=dict[str, Number], hosts=list[dict[str, Any]]
     ),
     baselines=dict[str, list[str]],
     host_baselines=dict[str, list[str]],
