@@ -7,7 +7,9 @@ a Python name with its unit:
     nccl.NCCL_ALGO -> NCCL_ALGO
 
 A share is a part of one: 0.981 for 98.1 %. `_low` and `_high` are the ends of the 95 % interval for
-the next run, `_within_run_low` and `_within_run_high` those inside one run. Unknown is NA.
+the next run (of a strategy's cost, where that is not known, inside the run), `_within_run_low` and
+`_within_run_high` those inside one run. Unknown is NA, as is a cost that a check doubts and whose
+interval holds 0.
 """
 
 import functools
@@ -34,6 +36,7 @@ from analysis.study.noise_floor import OF_SEVERAL_RECORDS, has_floor
 from analysis.study.provenance import CONNECTIONS, PROVENANCE, hardware
 from analysis.study.runs import Runs, grouped, merged
 from analysis.study.study import Study
+from analysis.validity.checks import changed_limits
 from benchmarks.record import VERDICTS, Record, metrics
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
@@ -45,7 +48,10 @@ if TYPE_CHECKING:
 IS_DRIFT = "the first cell once more at the end, which shows the drift"
 # GPUs without a baseline: one may be slower than those that have one.
 WITHOUT = "not_measured_alone"
-FIRST = ("cell", "gpus", "run", "verdict", "codes", "unchecked", "state", "counts", "left_out")
+FIRST = (
+    *("cell", "gpus", "run", "verdict", "codes", "unchecked", "limits", "state", "counts"),
+    "left_out",
+)
 INTEGERS = ("world_size", "runs", "repeat", "channels")  # also where none is known
 LARGEST_INT = 2**63 - 1
 # Words for a unit in a name, the first of which is added where a name has none of them.
@@ -398,17 +404,20 @@ def _head_columns(study: Study, cell: Runs, runs: Runs) -> Values:
 
 
 def _verdict_columns(records: Sequence[Record]) -> Values:
-    """Return the worst verdict of some runs, and every code."""
+    """Return the worst verdict of some runs, every code, and limits that were not the defaults."""
     verdicts = [record.validity.verdict for record in records]
     codes: dict[str, str] = {}
     unchecked: dict[str, str] = {}
+    limits: dict[str, None] = {}
     for record in records:
+        limits |= dict.fromkeys(changed_limits(record))
         codes |= record.validity.codes
         unchecked |= record.validity.unchecked
     return {
         "verdict": max(verdicts, key=VERDICTS.index),
         "codes": ", ".join(codes),
         "unchecked": ", ".join(unchecked),
+        "limits": ", ".join(limits),
     }
 
 

@@ -18,6 +18,7 @@ from build import EVIL, record, study
 from pages import widths
 from simulate import Simulator, Truth
 
+from analysis import open_study as open_notebook
 from analysis.__main__ import main
 from analysis.findings.comparisons import Comparison
 from analysis.findings.examine import Findings, findings_of
@@ -34,6 +35,7 @@ from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
 from analysis.study.names import shared_name, short_names
 from analysis.study.study import Study, open_study
+from launch.display.columns import verdict
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"
@@ -385,6 +387,42 @@ def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_show
         judged.append(Comparison("a", "b", Estimate(0.0), smallest, "no difference seen"))
     line = plain(differences(Findings(comparisons=tuple(judged))))
     assert line == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
+
+
+# --- limits that are not the defaults, and costs
+
+LIMITS = {"noise_limit": 0.05, "idle_limit": 0.1}
+OTHER_LIMITS = {
+    "none": (LIMITS, ""),
+    "of an older version": ({"limit_that_is_gone": 3.0}, ""),
+    "one": (LIMITS | {"noise_limit": 0.2}, "validity.noise_limit=0.2 (default 0.05)"),
+}
+
+
+@pytest.mark.parametrize(("limits", "words"), OTHER_LIMITS.values(), ids=OTHER_LIMITS)
+def test_limits_that_are_not_the_defaults_stand_beside_every_verdict(
+    limits, words, tmp_path, capsys
+):
+    judged = {"validity": with_codes("valid", slow_rank="rank 1 is slower") | {"limits": limits}}
+    folder = study(tmp_path / "study", [ONE, small(2, PAIR, 190.0, **judged)])
+    assert main(["report", str(folder)]) == 0
+    head = "Verdicts of this study were made under limits that are not the defaults: "
+    head += "validity.noise_limit=0.2 (default 0.05) in 1 cell"
+    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    for text in (capsys.readouterr().out, page, (folder / "report" / "report.md").read_text()):
+        assert (head.replace("_", "") in re.sub(r"[_\\]", "", text)) == bool(words)
+    marks = {}
+    for table, column in (("cells", "state"), ("points", "mark"), ("strategies", "mark")):
+        marks[table] = rows_of(folder / "report", table)[-1][column]
+    marks["remarks"] = rows_of(folder / "report", "remarks")[-1]["verdict"]
+    rows = open_notebook(folder)
+    if words:
+        assert set(marks.values()) == {f"valid, {words}"}
+        assert list(rows.cells()["limits"])[-1] == list(rows.runs()["limits"])[-1] == words
+    else:
+        assert marks == {"cells": "valid", "points": "", "strategies": "", "remarks": "valid"}
+        assert list(rows.cells()["limits"]) == ["", ""]
+    assert verdict(rows.records[-1]) == ", ".join(filter(None, ("valid: slow_rank", words)))
 
 
 # --- the folder of a report

@@ -41,3 +41,20 @@ def test_a_forecast_stands_beside_what_was_measured_and_one_that_came_late_does_
         first, predicted={**first.predicted, "made_at": first.started_at + 1}
     )
     assert about_forecasts([late]) == "" and section(Study.of([*machine.known, late])) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "low", "shown"),
+    [((0, 2), 0.9, 0.97), ((0, 2), 0.98, 0.98), ((0,), 0.9, 0.9)],
+    ids=["above 100 %", "below", "one GPU"],
+)
+def test_no_interval_of_a_forecast_reaches_above_100_percent_efficiency(gpus, low, shown):
+    """Its step would be shorter than that of one GPU alone."""
+    machine = ForecastMachine().calibrate(batches=(64, 128))
+    first = machine.measure(gpus, 64)
+    step_ms = first.predicted["step_ms"]
+    ends = {"low": low * step_ms, "high": 1.1 * step_ms, "level": 0.9, "efficiency": 0.97}
+    changed = dataclasses.replace(first, predicted={**first.predicted, **ends})
+    (table,) = section(Study.of([*machine.known, changed])).tables
+    (row,) = table.to_json()
+    assert row["forecast_ms_low"] == pytest.approx(shown * step_ms)

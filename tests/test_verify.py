@@ -13,7 +13,6 @@ from rank_cases import COLLECTIVE, EXCHANGE, HOST_LINK, JACOBI, P2P
 
 from analysis.__main__ import main
 from analysis.validity.checks import judged, limits_of
-from analysis.verification.quick import QuickCheck
 from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
@@ -186,9 +185,6 @@ def test_a_limit_that_was_moved_with_its_verdict_is_said(one, capsys):
     assert (status, found["differences"], found["limits"]) == (0, [], {moved: 1})
     assert main(["verify", str(study)]) == 0
     assert f"judged by another limit in 1 record: {moved}" in capsys.readouterr().out
-    check = QuickCheck()
-    check.marked(read(folder / "record.json"), CellFolder(folder))
-    assert check.sentence().endswith(f" 1 record judged by another limit: {moved}.")
 
 
 def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):

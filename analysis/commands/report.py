@@ -79,13 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
         summary = {
             "report": str(index),
             "study": content.study,
+            "limits": content.limits,
             "finding": content.finding,
             "unsaid": content.unsaid,
         }
         print(json.dumps(summary | {"findings": dataclasses.asdict(findings)}))
         return 0
     out = console()
-    for sentence in content.finding:
+    for sentence in filter(None, (*content.finding, content.limits)):
         out.print(escape(sentence), soft_wrap=True)
     out.print(f"report: {escape(str(index))}", soft_wrap=True)
     return 0

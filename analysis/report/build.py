@@ -12,6 +12,7 @@ The same records give the same bytes. The report names what a study cannot answe
 import contextlib
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -46,6 +47,7 @@ from analysis.report.summary import SENTENCES, sentences
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
 from analysis.text import count, first_lines, join_words, sentence, single_line
+from analysis.validity.checks import changed_limits
 from analysis.verification.quick import QuickCheck
 from conf.groups import choice
 from conf.options import Refused
@@ -73,6 +75,7 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     commands,
     cells,
 )
+MOST_LIMITS = 11  # all that there are, where each has one value
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 
@@ -173,6 +176,7 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
         tuple(sentences(study, findings, of_benchmarks)),
         tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)),
         tuple(by_anchor.values()),
+        limits_sentence(study),
     )
 
 
@@ -187,6 +191,21 @@ def _setting(study: Study) -> str:
     if len(study.usable) < len(study.records):
         used += f", {len(study.usable):,} of them usable"
     return single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
+
+
+def limits_sentence(study: Study) -> str:
+    """Return which limits of checks were not the defaults, and in how many cells; else empty."""
+    cells: Counter[str] = Counter()
+    for record in study.records:
+        cells.update(changed_limits(record))
+    if not cells:
+        return ""
+    words = [f"{limit} in {count(number, 'cell')}" for limit, number in cells.items()]
+    return single_line(
+        "Verdicts of this study were made under limits that are not the defaults: "
+        f"{join_words(words, MOST_LIMITS)}; each has them beside it.",
+        900,
+    )
 
 
 def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:

@@ -5,8 +5,8 @@ from collections.abc import Container, Iterable, Mapping
 
 from analysis.findings.baselines import AGAINST, EFFICIENCY, stated
 from analysis.prediction.recorded_forecast import recorded_forecast
-from analysis.report.numbers import ABSENT, THIN, number, of_metric
-from analysis.study.intervals import WORDS, ends_of, names_of, rests_on
+from analysis.report.numbers import ABSENT, THIN, estimate, number, of_metric
+from analysis.study.intervals import WORDS, Estimate, ends_of, names_of, rests_on
 from analysis.study.names import of_unit
 from analysis.study.rates import IMAGES_PER_SECOND, primary_rate
 from benchmarks.record import Record, metrics
@@ -19,7 +19,7 @@ NOT_SEEN = "none seen"  # of an exposed time of 0 or less: steps without the exc
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 PREDICTED = "predicted"  # images per second by the forecast, and the measured step against it
-EXPOSED, IDEAL = "comm/exposed_ms", "comm/ideal_ratio"
+EXPOSED, IDEAL, COST = "comm/exposed_ms", "comm/ideal_ratio", "strategy/cost_ms"
 TRACE_EXPOSED = "trace/exposed_ms_per_step"
 OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", EFFICIENCY)  # on one GPU nothing new
 # Columns of tables of cells in their order; the trace's exposed ms stand beside the exposed ms.
@@ -45,6 +45,8 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     for name, column in COLUMN_OF.items():
         if name in values and (record.cell.world_size > 1 or name not in OF_SEVERAL_GPUS):
             texts[column] = number(values[name], of_metric(name))
+    if COST in values:
+        texts[COLUMN_OF[COST]] = cost_text(record, values)
     if values.get(EXPOSED, 1.0) <= 0:
         texts[COLUMN_OF[EXPOSED]] = NOT_SEEN
     if TRACE_EXPOSED in values:
@@ -65,6 +67,20 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
         if texts.get(column, "") not in ("", ABSENT):
             filled[column] = texts[column]
     return filled
+
+
+def cost_text(record: Record, values: Mapping[str, float]) -> str:
+    """Return `0.487 (0.452 to 0.522)`: what the strategy costs, with its interval.
+
+    It is that of the next run, else that inside the run. ABSENT stands for the cost of a suspect
+    cell whose interval holds 0.
+    """
+    ends = ends_of(COST, values) or metrics.interval(COST, record.within_run)
+    if not ends:
+        return number(values[COST], of_metric(COST))
+    if record.validity.verdict == "suspect" and ends[0] <= 0 <= ends[1]:
+        return ABSENT
+    return estimate(Estimate(values[COST], *ends), of_metric(COST))
 
 
 def heading(column: str, things: str, unit: str) -> str:
@@ -113,11 +129,15 @@ def about_margins(values: Iterable[Mapping[str, float]]) -> str:
     return f"± {WORDS} (95 %), {basis}" if basis else ""
 
 
-def about_reference(shown: Container[str]) -> str:
-    """Return what the reference of an exchange is; empty where its column is not shown."""
-    if COLUMN_OF[IDEAL] not in shown:
-        return ""
-    return "reference: the exchange's own bytes in the largest pieces, without any waiting"
+def about_columns(shown: Container[str]) -> str:
+    """Return what the reference of an exchange and the interval of a cost are, where shown."""
+    words = []
+    if COLUMN_OF[IDEAL] in shown:
+        bytes_of = "the exchange's own bytes in the largest pieces"
+        words.append(f"reference: {bytes_of}, without any waiting")
+    if COLUMN_OF[COST] in shown:
+        words.append("cost: with the 95 % interval for the next run, else that inside the run")
+    return "; ".join(words)
 
 
 def first_number(record: Record, values: Mapping[str, float]) -> str:

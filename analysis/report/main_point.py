@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.comparisons import PREFIX, Comparison, SettingEffect
+from analysis.findings.comparisons import PREFIX, VERDICTS, Comparison, SettingEffect
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.findings.waterfall import Waterfall, WaterfallPart
@@ -70,16 +70,6 @@ class Judged(NamedTuple):
         return single_line(spoken(short_names(pair)[pair[not self.is_second]]), 80)
 
 
-class Merit(NamedTuple):
-    """What makes a point the one that a study is about, the weightiest first."""
-
-    exchanges: bool
-    has_efficiency: bool
-    is_whole: bool  # every member was measured alone
-    is_trusted: bool
-    world_size: int
-
-
 def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     """Return the point on most GPUs that exchanges and has an efficiency over every member.
 
@@ -87,15 +77,15 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     first to start. Another is chosen only where a verdict says that it is faster than that one.
     None without points.
     """
-    by_merit: dict[Merit, list[CurvePoint]] = defaultdict(list)
+    by_merit: dict[tuple[bool | int, ...], list[CurvePoint]] = defaultdict(list)
     for each in points_of(findings.scaling.curves):
         point = each.point
-        merit = Merit(
-            exchanges=point.key["strategy.name"] != WITHOUT,
-            has_efficiency=point.efficiency is not None and point.world_size > 1,
-            is_whole=not point.without_baseline,
-            is_trusted=not point.suspect,
-            world_size=point.world_size,
+        merit = (
+            point.key["strategy.name"] != WITHOUT,
+            point.efficiency is not None and point.world_size > 1,
+            not point.without_baseline,
+            not point.suspect,
+            point.world_size,
         )
         by_merit[merit].append(each)
     if not by_merit:
@@ -131,31 +121,21 @@ def judged_of(findings: Findings, point: Point) -> Iterator[Judged]:
             yield Judged(comparison, comparison.second_key, False)
 
 
-class Judgements(NamedTuple):
-    """The other cells on the devices of a point by the verdict on them.
+def judgements(findings: Findings, point: Point) -> dict[str, list[Judged]]:
+    """Return the other cells on the devices of a point by the verdict on them: faster, slower, …
 
     NCCL's settings and the strategy `none` are left out: they have sentences of their own.
     """
-
-    faster: list[Judged]
-    slower: list[Judged]
-    equal: list[Judged]
-
-
-def judgements(findings: Findings, point: Point) -> Judgements:
-    """Return the other cells on the devices of a point by the verdict on them."""
-    sorted_out = Judgements([], [], [])
+    by_verdict: dict[str, list[Judged]] = {verdict: [] for verdict in VERDICTS}
     for judged in judged_of(findings, point):
         is_setting = judged.comparison.differing[0].startswith(PREFIX)
         if judged.other_key["strategy.name"] == WITHOUT or is_setting:
             continue
-        if judged.comparison.verdict == NO_DIFFERENCE:
-            sorted_out.equal.append(judged)
-        elif judged.change > 0:
-            sorted_out.faster.append(judged)
-        else:
-            sorted_out.slower.append(judged)
-    return sorted_out
+        verdict = judged.comparison.verdict
+        if verdict != NO_DIFFERENCE:
+            verdict = "faster" if judged.change > 0 else "slower"
+        by_verdict[verdict].append(judged)
+    return by_verdict
 
 
 def much_faster(findings: Findings, main: CurvePoint) -> CurvePoint | None:
@@ -171,14 +151,7 @@ def much_faster(findings: Findings, main: CurvePoint) -> CurvePoint | None:
     return best
 
 
-class Effects(NamedTuple):
-    """What NCCL settings did to one cell: those that changed it, the largest first, and others."""
-
-    changing: list[SettingEffect]
-    without_effect: list[SettingEffect]
-
-
-def effects_on(findings: Findings, point: Point) -> Effects:
+def effects_on(findings: Findings, point: Point) -> list[SettingEffect]:
     """Return what NCCL settings did to the cell of a point, against it with fewest settings."""
     effects: list[SettingEffect] = []
     for effect in findings.settings:
@@ -186,16 +159,7 @@ def effects_on(findings: Findings, point: Point) -> Effects:
         if effect.compared.gpus == point.gpus and untouched == _without_settings(point.key):
             effects.append(effect)
     fewest = min((len(effect.compared.first_key) for effect in effects), default=0)
-    sorted_out = Effects([], [])
-    for effect in effects:
-        if len(effect.compared.first_key) > fewest:
-            continue
-        if effect.compared.verdict in ("faster", "slower") or effect.other_transport:
-            sorted_out.changing.append(effect)
-        else:
-            sorted_out.without_effect.append(effect)
-    sorted_out.changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
-    return sorted_out
+    return [effect for effect in effects if len(effect.compared.first_key) == fewest]
 
 
 def _without_settings(key: Key) -> dict[str, str]:

@@ -52,6 +52,7 @@ class Report:
     finding: tuple[str, ...]  # at most five sentences
     unsaid: tuple[str, ...]  # what cannot be said, and why
     sections: tuple[Section, ...]
+    limits: str = ""  # a sentence on limits of checks that were not the defaults
 
     @property
     def tables(self) -> list[Table]:

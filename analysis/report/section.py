@@ -4,9 +4,10 @@ The functions below read what several sections say of records. Sections speak of
 `words_of` puts a report into the words of a study of CPU workers, or of samples.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from analysis.findings.communication import COST
 from analysis.findings.examine import Findings
 from analysis.report.figure import Figure
 from analysis.report.numbers import estimate, of_metric
@@ -14,9 +15,10 @@ from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit, unit_of
-from analysis.study.runs import Runs, merged, named
+from analysis.study.runs import Runs, median_of, named
 from analysis.study.study import Study
-from benchmarks.record import Record
+from analysis.validity.checks import changed_limits
+from benchmarks.record import VERDICTS, Record
 from conf.cell import counted
 
 RATE = "throughput/images_per_second"
@@ -78,13 +80,25 @@ def words_of(study: Study) -> Callable[[str], str]:
     return words
 
 
-def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | None:
-    """Return the median over runs of equal cells, with the interval of the next run if known."""
-    runs = merged([study.single(record) for record in group])
-    if group[0].usable:
+def bounded(study: Study, record: Record, metric: str) -> Estimate | None:
+    """Return a metric of a record, of a usable one with the interval of the next run if known."""
+    runs = study.single(record)
+    if record.usable:
         return runs.next_run(metric)
     value = runs.median(metric)
     return None if value is None else Estimate(value)
+
+
+def verdict_of(runs: Iterable[Record]) -> str:
+    """Return the worst verdict of runs, with limits that were not the defaults; else empty."""
+    limits: dict[str, None] = {}
+    verdict = "valid"
+    for record in runs:
+        verdict = max(verdict, record.validity.verdict, key=VERDICTS.index)
+        limits |= dict.fromkeys(changed_limits(record))
+    if verdict == "valid" and not limits:
+        return ""
+    return ", ".join([verdict, *limits])
 
 
 def median_and_interval(runs: Runs, metric: str) -> str:
@@ -112,6 +126,16 @@ def about_intervals(study: Study, subject: str = "Ranges are") -> str:
     if not basis:
         return ""
     return f" {subject} 95 % intervals {intervals.WORDS}, {basis}."
+
+
+def about_costs(study: Study) -> str:
+    """Return what the interval of a cost is, to follow `about_intervals`; empty without costs."""
+    if median_of(study.records, COST) is None:
+        return ""
+    return (
+        " Of a cost without such runs it is the interval inside the run; “–”: the cell is suspect "
+        "and the interval holds 0."
+    )
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from analysis.findings.baselines import WITHOUT
+from analysis.findings.communication import COST
 from analysis.findings.comparisons import SettingEffect
 from analysis.findings.examine import Findings
 from analysis.findings.links import host_wires
@@ -15,7 +16,6 @@ from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (
     NO_DIFFERENCE,
     CurvePoint,
-    Judgements,
     effects_on,
     judgements,
     largest_sure_part,
@@ -25,7 +25,7 @@ from analysis.report.main_point import (
     points_of,
 )
 from analysis.report.numbers import central, estimate, interval, number
-from analysis.report.section import RATE, Section, bounded, median_and_interval, words_of
+from analysis.report.section import RATE, Section, median_and_interval, words_of
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
@@ -82,7 +82,7 @@ def _training_sentences(study: Study, findings: Findings, main: CurvePoint) -> l
         answer(study, main),
         between_hosts(study, main.point),
         *settings,
-        other_cells(judgements(findings, main.point)),
+        other_cells(findings, main),
         other_models(study, findings, main),
         highest_rate(findings, main),
     ]
@@ -281,7 +281,7 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
 def highest_rate(findings: Findings, main: CurvePoint) -> str:
     """Return the highest rate of single runs on the same devices, where no verdict says more."""
     best = much_faster(findings, main)
-    if best is None or any(judgements(findings, main.point)):
+    if best is None or any(judgements(findings, main.point).values()):
         return ""
     rate = f"{central(best.point.rate, 'rate')} images/s"
     return (
@@ -289,9 +289,9 @@ def highest_rate(findings: Findings, main: CurvePoint) -> str:
     )
 
 
-def other_cells(judged: Judgements) -> str:
+def other_cells(findings: Findings, main: CurvePoint) -> str:
     """Return how the other cells on the same devices compare; empty where none has a verdict."""
-    faster, slower, equal = judged
+    faster, slower, equal = judgements(findings, main.point).values()
     if len(equal) == 1 and not faster and not slower:
         least = number(equal[0].comparison.smallest, "share")
         name = equal[0].other_name
@@ -319,8 +319,13 @@ def other_cells(judged: Judgements) -> str:
 
 def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     """Return what NCCL settings change of the main point's own cell: those with an effect first."""
-    changing, without_effect = effects_on(findings, main.point)
-    lines = []
+    changing, without_effect, lines = [], [], []
+    for effect in effects_on(findings, main.point):
+        if effect.compared.verdict in ("faster", "slower") or effect.other_transport:
+            changing.append(effect)
+        else:
+            without_effect.append(effect)
+    changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
     for effect in changing[:MOST_EFFECTS]:
         compared, change = effect.compared, effect.compared.difference.value
         word = "faster"
@@ -467,10 +472,16 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             f"it loses {size} of what the same GPUs train without any exchange (strategy none)"
         )
     records = study.records_of(point.record_ids)
-    cost_ms = bounded(study, records, "strategy/cost_ms")
+    cost_ms, is_of_next_run = None, False
+    for runs in study.runs:
+        if runs.records[0].record_id in point.record_ids:
+            cost_ms, is_of_next_run = runs.next_run(COST), runs.floor(COST) is not None
     step_ms = median_of(records, "step/ms_median")
     if cost_ms is not None and cost_ms.low is not None and step_ms:
-        parts.append(f"the strategy adds {estimate(cost_ms)} ms to a step of {number(step_ms)} ms")
+        size = f"{estimate(cost_ms)} ms"
+        if not is_of_next_run:
+            size = f"{central(cost_ms)} ms ({interval(cost_ms)} inside its runs)"
+        parts.append(f"the strategy adds {size} to a step of {number(step_ms)} ms")
     if not parts:
         return ""
     text = "; ".join(parts)
@@ -495,7 +506,7 @@ def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
         offers.append((aim, "waterfall=true"))
     if findings.comparisons and not any(each.verdict for each in findings.comparisons):
         offers.append(("learn which differences are real", "repeats=5"))
-    elif study.timed and all(noise.floor is None for noise in findings.noises):
+    elif study.timed and all(runs.floor(RATE) is None for runs in study.timed):
         offers.append(("learn how far runs differ", "repeats=5"))
     if not offers:
         return COMPARE

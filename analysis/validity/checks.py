@@ -159,6 +159,11 @@ def changed_limits(record: Record) -> list[str]:
     return changed
 
 
+def verdict_words(record: Record) -> str:
+    """Return the verdict as people read it: with the limits that were not the defaults."""
+    return ", ".join([record.validity.said, *changed_limits(record)])
+
+
 def judged(record: Record, limits: ValidityLimits) -> Record:
     """Return the record with its validity."""
     return dataclasses.replace(record, validity=judge(record, limits))

@@ -6,12 +6,9 @@ again: an edit of a sample or of a rate is found. `python -m analysis verify` co
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from analysis.text import count
-from analysis.validity.checks import changed_limits
 from analysis.verification.verify_study import QUOTIENTS, is_sample, quotient, same
 from benchmarks.record import CellFolder, Record, read_line
 from benchmarks.record.folder import DAMAGED, changed, open_raw
@@ -28,13 +25,11 @@ class QuickCheck:
     with_samples: int = 0  # records whose folder has raw samples
     compared: int = 0
     wrong: int = 0
-    limits: Counter[str] = field(default_factory=Counter)  # not the defaults: of how many records
     _files: int = field(default=0, repr=False)
     _bytes: int = field(default=0, repr=False)
 
     def marked(self, record: Record, folder: CellFolder) -> Record:
         """Return the record; one that does not verify is invalid, with CODE and the reason."""
-        self.limits.update(changed_limits(record))
         reason = next(self._reasons(record, folder), None)
         if reason is None:
             return record
@@ -90,19 +85,16 @@ class QuickCheck:
                 yield f"{name} is {metrics[name]:g}, and {value:g} by the lines of the ranks"
 
     def sentence(self) -> str:
-        """Return what was compared, and which limits are not the defaults, for the report."""
-        sentences = []
-        if self.with_samples:
-            cells, rest = "every cell that has them here", ""
-            if self.compared != self.with_samples:
-                cells = f"{self.compared:,} of {self.with_samples:,} cells that have them here"
-                rest = " (`python -m analysis verify` compares all)"
-            verdict = "all agree with them"
+        """Return what was compared, for the report; empty where no record has raw samples."""
+        if not self.with_samples:
             if self.wrong:
-                verdict = f"{self.wrong:,} do not agree with them"
-            sentences.append(f"Compared with their raw samples: {cells}{rest}; {verdict}.")
-        elif not self.wrong:
-            sentences.append("No cell has its raw samples here, so none was compared with them.")
-        for limit, records in sorted(self.limits.items()):
-            sentences.append(f"{count(records, 'record')} judged by another limit: {limit}.")
-        return " ".join(sentences)
+                return ""
+            return "No cell has its raw samples here, so none was compared with them."
+        cells, rest = "every cell that has them here", ""
+        if self.compared != self.with_samples:
+            cells = f"{self.compared:,} of {self.with_samples:,} cells that have them here"
+            rest = " (`python -m analysis verify` compares all)"
+        verdict = "all agree with them"
+        if self.wrong:
+            verdict = f"{self.wrong:,} do not agree with them"
+        return f"Compared with their raw samples: {cells}{rest}; {verdict}."

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from analysis.report.numbers import ABSENT
 from analysis.study.names import KIND, NCCL, varying
+from analysis.validity.checks import verdict_words
 from benchmarks.record import Record
 from conf.cell import Cell, compress_hosts
 from launch.plan.order import PlannedCell
@@ -97,9 +98,9 @@ def verdict(record: Record | None) -> str:
     failure, validity = record.failure, record.validity
     if record.state == "finished":
         if not validity.codes:
-            return validity.said
+            return verdict_words(record)
         codes = f"{validity.verdict}: {', '.join(validity.codes)}"
-        return validity.said.replace(validity.verdict, codes, 1)
+        return verdict_words(record).replace(validity.verdict, codes, 1)
     if failure is None or failure.cause == record.state:
         return ""
     if failure.rank is None:

@@ -285,7 +285,7 @@ class Screen:
         elif left_s and not self._is_last:
             status += f", about {duration(left_s)} left"
         margins = cell_numbers.about_margins(self._values)
-        reference = cell_numbers.about_reference(columns)
+        reference = cell_numbers.about_columns(columns)
         return list(filter(None, (margins, reference, status)))
 
     def _unsettled(self) -> list[int]:

@@ -27,6 +27,7 @@ from analysis.study import names
 from analysis.study.provenance import gpu_models
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.text import count, markdown, single_line
+from analysis.validity.checks import verdict_words
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric, place
 from benchmarks.record.record import STATES, VERDICTS
@@ -220,7 +221,7 @@ def _tags(record: Record) -> dict[str, str]:
     if record.cell.repeat <= 0:
         role = " ".join(record.cell.run_suffixes(record.drift)) or "first"
     tags: dict[str, Any] = {
-        "validity": validity.said,
+        "validity": verdict_words(record),
         "validity.codes": ",".join(validity.codes),
         "validity.unchecked": ",".join(validity.unchecked),
         "state": record.state,
@@ -434,7 +435,7 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
         text = f"Every cell: {markdown(shared, TEXT_LENGTH)}\n\n{text}"
     margins = cell_numbers.about_margins(several_values)
     shown = [column.key for column in table.for_people.columns]
-    for sentence in (margins, cell_numbers.about_reference(shown)):
+    for sentence in (margins, cell_numbers.about_columns(shown)):
         if sentence:
             text += f"\n{sentence}\n"
     return text
@@ -443,7 +444,8 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
 def _validity(record: Record) -> str:
     """Return the verdict with its codes; of a cell that did not finish, its state and the cause."""
     if record.state == "finished":
-        return ": ".join(filter(None, (record.validity.said, ", ".join(record.validity.codes))))
+        words = verdict_words(record)
+        return ": ".join(filter(None, (words, ", ".join(record.validity.codes))))
     failure = record.failure
     if failure is None:
         return record.state

@@ -78,27 +78,19 @@ def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, A
     return list(filter(mapping, listed))
 
 
-class NamedCell(NamedTuple):
-    """A cell of a sentence that names cells in order."""
-
-    order: float
-    runs: Runs
-    text: str
-
-
-def _ranking(what: str, cells: Sequence[NamedCell], option: str = "") -> Iterator[str]:
-    """Yield `what: A; then B and C` of cells, each with what it alone has.
+def _ranking(what: str, text_of: Mapping[Runs, str], option: str = "") -> Iterator[str]:
+    """Yield `what: A; then B and C` of cells in order, each with what it alone has.
 
     A cell in which nothing differs from the defaults has its value of `option`.
     """
-    names = short_names(cell.runs.records[0].name for cell in cells)
+    names = short_names(runs.records[0].name for runs in text_of)
     texts = []
-    for cell in sorted(cells, key=lambda cell: cell.order):
-        name, text = cell.runs.records[0].name, cell.text
-        if len(cells) > 1:
+    for runs, text in text_of.items():
+        name = runs.records[0].name
+        if len(text_of) > 1:
             own = spoken(names[name])
             if names[name] == name:
-                own = str(cell.runs.cell.benchmark.get(option, DEFAULTS))
+                own = str(runs.cell.benchmark.get(option, DEFAULTS))
             text = f"{single_line(own, 80)} {text}"
         texts.append(text)
     if texts:
@@ -161,20 +153,12 @@ def host_link(study: Study, findings: Findings) -> Section:
 # ---- Collectives by message size ----------------------------------------------------------------
 
 
-class MessageRow(NamedTuple):
-    """What one size of message took; None: not measured."""
-
-    bytes: float | None
-    time_us: float | None
-    busbw: float | None  # GB/s
-
-
 class CollectiveRun(NamedTuple):
     """One run of nccl-tests' tables in a record."""
 
     record: Record
     collective: str
-    rows: Sequence[MessageRow]  # the smallest message first
+    rows: Sequence[Mapping[str, float | None]]  # bytes, time_us, busbw; the smallest first
     avg_busbw: float | None
 
 
@@ -188,7 +172,8 @@ def collectives(study: Study, findings: Findings) -> Section:
                 # Out of place if that was measured.
                 numbers = row.get("out_of_place") or row.get("in_place") or {}
                 time_us, busbw = finite(numbers.get("time_us")), finite(numbers.get("busbw"))
-                rows.append(MessageRow(finite(row.get("bytes")), time_us, busbw))
+                size = finite(row.get("bytes"))
+                rows.append({"bytes": size, "time_us": time_us, "busbw": busbw})
             if rows:
                 name, mean = single_line(run.get("collective")), finite(run.get("avg_busbw"))
                 runs.append(CollectiveRun(record, name, rows, mean))
@@ -205,10 +190,10 @@ def collectives(study: Study, findings: Findings) -> Section:
             Column("cell", "cell", lambda run: run_name(run.record)),
             Column("collective", "collective", "collective"),
             Column("gpus", "GPUs", lambda run: gpu_ids(run.record.cell.members), shown=False),
-            Column("smallest_bytes", "smallest, bytes", lambda run: run.rows[0].bytes, "count"),
-            Column("smallest_us", "µs", lambda run: run.rows[0].time_us, "number"),
-            Column("largest_bytes", "largest, bytes", lambda run: run.rows[-1].bytes, "count"),
-            Column("largest_busbw", "busbw GB/s", lambda run: run.rows[-1].busbw, "number"),
+            Column("smallest_bytes", "smallest, bytes", lambda run: run.rows[0]["bytes"], "count"),
+            Column("smallest_us", "µs", lambda run: run.rows[0]["time_us"], "number"),
+            Column("largest_bytes", "largest, bytes", lambda run: run.rows[-1]["bytes"], "count"),
+            Column("largest_busbw", "busbw GB/s", lambda run: run.rows[-1]["busbw"], "number"),
             Column("avg_busbw", "average busbw", "avg_busbw", "number"),
             metric("alpha_us", "alpha_us", "α µs"),
             metric("beta_gb_per_s", "beta_gb_per_s", "β GB/s"),
@@ -223,8 +208,8 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
     """Yield the bandwidth of the largest message and the time of the smallest."""
     cells, devices = largest_cells(study, "collectives")
     kinds = set()
-    rows = []
-    for runs in cells:
+    text_of: dict[Runs, str] = {}
+    for runs in sorted(cells, key=lambda runs: -(runs.median("collectives/busbw_gb_per_s") or 0.0)):
         kinds.add(single_line(runs.cell.benchmark.get("collective", ""), 80))
         busbw = median_and_interval(runs, "collectives/busbw_gb_per_s")
         small = median_and_interval(runs, "collectives/latency_us")
@@ -232,12 +217,11 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
             text = f"{busbw} GB/s"
             if small and len(cells) == 1:
                 text += f", and {small} µs for the smallest message"
-            highest_first = -(runs.median("collectives/busbw_gb_per_s") or 0.0)
-            rows.append(NamedCell(highest_first, runs, text))
+            text_of[runs] = text
     kind, option = "", "collective"
     if len(kinds) == 1 and any(kinds):
         kind, option = f"{kinds.pop()} ", ""
-    yield from _ranking(f"Busbw of the largest {kind}message on {devices}", rows, option)
+    yield from _ranking(f"Busbw of the largest {kind}message on {devices}", text_of, option)
 
 
 def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
@@ -255,7 +239,8 @@ def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
     short = short_names(names[:MOST_CURVES])
     for run, name, colour, marker in zip(runs, names[:MOST_CURVES], palette, MARKERS, strict=False):
         points = []
-        for size, _, rate in run.rows:
+        for row in run.rows:
+            size, rate = row["bytes"], row["busbw"]
             if size and rate and size > 0 and rate > 0:
                 points.append(DrawnPoint(size, Estimate(rate)))
                 sizes.add(size)
@@ -366,7 +351,7 @@ def jacobi(study: Study, findings: Findings) -> Section:
         return metric_column(name, full, lambda record: record.metrics.get(full), heading=heading)
 
     def efficiency(record: Record) -> Estimate | None:
-        return bounded(study, [record], "jacobi/efficiency")
+        return bounded(study, record, "jacobi/efficiency")
 
     table = Table.of(
         "jacobi",
@@ -385,8 +370,8 @@ def jacobi(study: Study, findings: Findings) -> Section:
         records_of(study, "jacobi"),
     )
     cells, devices = largest_cells(study, "jacobi")
-    rows = []
-    for runs in cells:
+    text_of: dict[Runs, str] = {}
+    for runs in sorted(cells, key=lambda runs: runs.median("jacobi/seconds") or 0.0):
         seconds = median_and_interval(runs, "jacobi/seconds")
         speedup = median_and_interval(runs, "jacobi/speedup")
         share = median_and_interval(runs, "jacobi/efficiency")
@@ -397,9 +382,8 @@ def jacobi(study: Study, findings: Findings) -> Section:
         elif copy:
             text += f", the stencil at {copy} of a copy's rate"
         if seconds:
-            shortest_first = runs.median("jacobi/seconds") or 0.0
-            rows.append(NamedCell(shortest_first, runs, text))
-    return _section(_ranking(f"Jacobi on {devices}", rows), table)
+            text_of[runs] = text
+    return _section(_ranking(f"Jacobi on {devices}", text_of), table)
 
 
 # ---- The exchange of gradients without training -------------------------------------------------

@@ -30,7 +30,7 @@ from analysis.report.charts import MOST_ROWS, ROW_LENGTH, Axis, DotRow, rows_fig
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, for_width
 from analysis.report.main_point import points_of
 from analysis.report.numbers import ABSENT, estimate, number, of_metric
-from analysis.report.section import RATE, Section, about_intervals
+from analysis.report.section import RATE, Section, about_costs, about_intervals, verdict_of
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.draws import scaled
 from analysis.study.intervals import half_width
@@ -97,10 +97,10 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         "Cells on several GPUs; numbers are medians over the runs of a cell. GB/s per GPU: "
         "gradient bytes · 2(n−1)/n ÷ the time of an exchange. Cost: what the strategy adds to a "
         "step. Exposed: what it adds beyond its cost on one GPU. Hidden: the share of the "
-        f"exchange that is not exposed.{about_intervals(study)}",
+        f"exchange that is not exposed.{about_intervals(study)}{about_costs(study)}",
         columns,
         rows,
-        marked=lambda row: row["mark"],
+        marked=lambda row: row["is_suspect"],
     )
     lines = []
     if not rows:
@@ -133,7 +133,8 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
         "reference": ", ".join(sorted(filter(None, references))),
         "cost_ms": runs.next_run(COST),
         "exposed_by_trace_ms": runs.median(TRACE_EXPOSED),
-        "mark": "suspect" if runs.suspect else "",
+        "is_suspect": runs.suspect,
+        "mark": verdict_of(runs.records),
     }
     if communication is not None:
         row["exposed_ms"] = communication.exposed_ms

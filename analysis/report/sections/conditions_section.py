@@ -14,7 +14,14 @@ from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN,
 from analysis.findings.examine import Findings
 from analysis.findings.record_values import SeveralRecords
 from analysis.report.numbers import number
-from analysis.report.section import RATE, Section, about_intervals, bounded
+from analysis.report.section import (
+    RATE,
+    Section,
+    about_costs,
+    about_intervals,
+    bounded,
+    verdict_of,
+)
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
@@ -22,6 +29,7 @@ from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
 from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
+from analysis.validity.checks import verdict_words
 from benchmarks.record import Record
 from conf.cell import compress_hosts
 
@@ -47,8 +55,8 @@ def validity(study: Study, findings: Findings) -> Section:
         excluded.append({"cell": "", "state": "unreadable", "why": text})
     skipped: Counter[tuple[str, str]] = Counter()
     for record in study.usable:
-        verdict = record.validity.verdict
         for code, text in record.validity.codes.items():
+            verdict = verdict_of([record]) or "valid"
             row = {"cell": run_name(record), "verdict": verdict, "code": code, "why": text}
             remarks.append(row)
         skipped.update(record.validity.unchecked.items())
@@ -66,7 +74,7 @@ def validity(study: Study, findings: Findings) -> Section:
             "Cells that count, and what a check found.",
             columns_of(cell="cell", verdict="verdict", code="code", why="what was found"),
             remarks,
-            marked=lambda row: row["verdict"] != "valid",
+            marked=lambda row: not row["verdict"].startswith("valid"),
         ),
         Table.of(
             "unchecked",
@@ -113,7 +121,7 @@ def _validity_lines(study: Study) -> list[str]:
 
 def _state(record: Record) -> str:
     if record.state == "finished":
-        return record.validity.said
+        return verdict_words(record)
     return record.state
 
 
@@ -242,7 +250,7 @@ def cells(study: Study, findings: Findings) -> Section:
         return metric_column(key, name, lambda record: record.metrics.get(name))
 
     def with_interval(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda record: bounded(study, [record], name), bounded=True)
+        return metric_column(key, name, lambda record: bounded(study, record, name), bounded=True)
 
     def at_equal_clocks(record: Record) -> float | None:
         return values[record.record_id].get(AT_EQUAL_CLOCKS)
@@ -276,7 +284,8 @@ def cells(study: Study, findings: Findings) -> Section:
     table = Table.of(
         "cells",
         "Every single run, in the order of their start. Its efficiency is against all baselines "
-        f"that the study has now.{about_intervals(study)} Times and record ids are in cells.csv.",
+        f"that the study has now.{about_intervals(study)}{about_costs(study)} Times and record ids "
+        "are in cells.csv.",
         columns,
         study.records,
         marked=lambda record: not _state(record).startswith("valid"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.findings.communication import EXPOSED
+from analysis.findings.communication import COST, EXPOSED
 from analysis.findings.examine import Findings
 from analysis.findings.wire_lines import WireLine, WirePoint, fit
 from analysis.report.charts import Axis, ScatterPoint, scatter_figure, truncation_note
@@ -22,24 +22,19 @@ MOST_LINES = 4  # figures
 LINE_STEPS = 60  # of a drawn line
 
 
-class LostWords(NamedTuple):
-    """What is lost, in words."""
-
-    column: str
-    figure: str
-    sentence: str  # its start
-
-
-COST_WORDS = LostWords(
-    column="to the strategy",
-    figure="What the strategy costs a step",
-    sentence="the strategy costs a step",
-)
-EXPOSED_WORDS = LostWords(
-    column="to communication",
-    figure="Exposed communication",
-    sentence="of communication a step does not hide",
-)
+# What the cells of a line lose, by its metric.
+LOST_WORDS = {
+    COST: {
+        "column": "to the strategy",
+        "figure": "What the strategy costs a step",
+        "sentence": "the strategy costs a step",
+    },
+    EXPOSED: {
+        "column": "to communication",
+        "figure": "Exposed communication",
+        "sentence": "of communication a step does not hide",
+    },
+}
 
 
 def links(study: Study, findings: Findings) -> Section | None:
@@ -111,7 +106,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     palette = colours(line.strategy for line in lines)
     for panel, line in enumerate(lines, 1):
         fixed, share = estimate(line.fixed_ms, "ms"), estimate(line.share, "share")
-        start = f"{names[line.label]}: {lost_words(line).sentence}"
+        start = f"{names[line.label]}: {LOST_WORDS[line.quantity]['sentence']}"
         text = (
             f"{start} {fixed} ms, and {share} of the time that the exchange takes alone "
             f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} cells)"
@@ -129,14 +124,24 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     if findings.no_wire_line:
         texts.append(sentence(findings.no_wire_line))
     texts += filter(None, [truncation_note(lines, MOST_LINES, "more line", "wire_lines.csv")])
-    tables = _line_tables(lines, points, names) if lines else ()
+    tables = _line_tables(study, lines, points, names) if lines else ()
     title = "Lost time and the speed of the links"
     return Section("wire-lines", title, tuple(texts), tuple(figures), tables)
 
 
 def _line_tables(
-    lines: Sequence[WireLine], points: Sequence[LinePoint], names: Mapping[str, str]
+    study: Study, lines: Sequence[WireLine], points: Sequence[LinePoint], names: Mapping[str, str]
 ) -> tuple[Table, Table]:
+    by_cell = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.timed}
+
+    def lost_to(row: LinePoint) -> str:
+        return LOST_WORDS[row.line.quantity]["column"]
+
+    def lost(row: LinePoint) -> Estimate | None:
+        if row.line.quantity == EXPOSED:
+            return Estimate(row.point.lost_ms)
+        return by_cell[row.point.gpus, frozenset(row.point.key.items())].next_run(COST)
+
     return Table.of(
         "wire_lines",
         "What a cell loses per step: a fixed time, and a share of the time that its exchange takes "
@@ -144,7 +149,7 @@ def _line_tables(
         (
             Column("cells", "cells", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
-            Column("lost", "lost", lambda line: lost_words(line).column),
+            Column("lost", "lost", lambda line: LOST_WORDS[line.quantity]["column"]),
             Column("fixed_ms", "fixed ms", "fixed_ms", "ms", True),
             Column("share", "share", "share", "share", True),
             Column("r_squared", "R²", "r_squared", "ratio"),
@@ -158,11 +163,11 @@ def _line_tables(
         "Every cell beside its line, with what the line through the others lets expect of it.",
         (
             Column("line", "line", lambda row: names[row.line.label], shown=len(names) > 1),
-            Column("lost", "lost", lambda row: lost_words(row.line).column, shown=len(lines) > 1),
+            Column("lost", "lost", lost_to, shown=len(lines) > 1),
             Column("cell", "GPUs", "point.label"),
             Column("gb_per_s", "measured GB/s", "point.gb_per_s", "number"),
             Column("wire_ms", "exchange ms", "point.wire_ms", "ms"),
-            Column("lost_ms", "lost ms", "point.lost_ms", "ms"),
+            Column("lost_ms", "lost ms", lost, "ms", True),
             Column("expected_ms", "expected ms", "point.expected_ms", "ms", True),
             Column("residual_ms", "difference ms", "point.residual_ms", SIGNED_MS),
         ),
@@ -170,19 +175,12 @@ def _line_tables(
     )
 
 
-def lost_words(line: WireLine) -> LostWords:
-    """Return what the cells of a line lose, in words."""
-    if line.quantity == EXPOSED:
-        return EXPOSED_WORDS
-    return COST_WORDS
-
-
 def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: str) -> Figure:
     """Return the cells of a line with the line and the band in which 95 % of further cells fall."""
+    subject = f"{LOST_WORDS[line.quantity]['figure']}, {single_line(names[line.label])}"
     caption = (
-        f"{lost_words(line).figure}, {single_line(names[line.label])}, against the time that the "
-        "exchange takes alone. Band: 95 % of further cells. Labels where they fit; "
-        f"{count(len(line.points), 'cell')} in wire_cells.csv."
+        f"{subject}, against the time that the exchange takes alone. Band: 95 % of further cells. "
+        f"Labels where they fit; {count(len(line.points), 'cell')} in wire_cells.csv."
     )
     y_axis = Axis("lost ms per step", "lost_ms")
     points, pairs = [], []

@@ -5,12 +5,11 @@ forecasts.
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.prediction.recorded_forecast import (
-    RecordedForecast,
     about_forecasts,
     recorded_forecast,
 )
@@ -25,7 +24,7 @@ from analysis.report.charts import (
 from analysis.report.figure import Figure, colours, for_width
 from analysis.report.main_point import CurvePoint, points_of
 from analysis.report.numbers import NumberFormat, estimate, number
-from analysis.report.section import Section, about_intervals, words_of
+from analysis.report.section import Section, about_intervals, verdict_of, words_of
 from analysis.report.table import Column, Table, columns_of
 from analysis.study.intervals import Estimate
 from analysis.study.names import (
@@ -40,7 +39,7 @@ from analysis.study.names import (
 from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import first_lines, sentence, single_line
-from benchmarks.record import Record
+from benchmarks.record import finite
 from conf.cell import Member
 
 OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
@@ -108,6 +107,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
 
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
     alone = ran_alone(study)
+    by_id = {record.record_id: record for record in study.records}
     has_efficiency, hosts, slowest_kind = False, "", "count"
     for _, point in points:
         has_efficiency = has_efficiency or point.efficiency is not None
@@ -117,6 +117,9 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
 
     def not_alone(row: CurvePoint) -> str:
         return gpu_ids(row.point.without_baseline)
+
+    def verdict(row: CurvePoint) -> str:
+        return verdict_of(map(by_id.__getitem__, row.point.record_ids))
 
     columns = [
         Column("curve", "cells", lambda row: names[row.curve.label]),
@@ -133,7 +136,7 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         Column("baseline", "slowest alone", "point.baseline", "rate", True),
         Column("slowest", "slowest GPU", "point.slowest", slowest_kind),
         Column("without_baseline", "not measured alone", not_alone, shown=has_efficiency),
-        Column("mark", "verdict", lambda row: "suspect" if row.point.suspect else ""),
+        Column("mark", "verdict", verdict),
     ]
     caption = (
         "Every set of GPUs that was measured. Efficiency and speed-up are against its slowest GPU "
@@ -358,43 +361,45 @@ INSIDE = {None: "", True: "yes", False: "no"}
 CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 
 
-class CellForecast(NamedTuple):
-    """What one run was forecast to give, and what it gave."""
-
-    record: Record
-    forecast: RecordedForecast
-
-    @property
-    def step(self) -> Estimate:
-        """The forecast of the step, with its interval."""
-        return Estimate(self.forecast.step_ms, self.forecast.low, self.forecast.high)
-
-
 def forecasts(study: Study, findings: Findings) -> Section | None:
-    """Return the forecasts of a study's cells; None where no cell has one."""
-    cells = []
+    """Return the forecasts of a study's cells that were made before they ran; None without any.
+
+    `python -m analysis predict STUDY --holdout condition` forecasts cells afterwards.
+    """
+    rows: list[dict[str, Any]] = []
     for record in study.usable:
         forecast = recorded_forecast(record)
         if forecast is not None and forecast.in_time:
-            cells.append(CellForecast(record, forecast))
-    if not cells:
+            step_ms, low = forecast.step_ms, forecast.low
+            share = finite(record.predicted.get("efficiency"))
+            if share and low is not None and record.cell.world_size > 1:
+                low = max(low, min(share, 1.0) * step_ms)  # never above 100 % efficiency
+            shown = {"cell": run_name(record), "gpus": gpu_ids(record.cell.members)}
+            step = Estimate(step_ms, low, forecast.high)
+            rows.append(shown | {"forecast": forecast, "forecast_ms": step})
+    if not rows:
         return None
-    names = short_names(run_name(cell.record) for cell in cells)
+    names = short_names(row["cell"] for row in rows)
     table = Table.of(
         "forecasts",
         "Each run beside its forecast, and how much longer the measured step is than the forecast "
         "and than the null model, which says that nothing changes.",
         (
-            Column("cell", "cell", lambda cell: names[run_name(cell.record)]),
-            Column("gpus", "GPUs", lambda cell: gpu_ids(cell.record.cell.members)),
-            Column("step_ms", "step ms", "forecast.measured_ms", "ms"),
-            Column("forecast_ms", "forecast ms", "step", "ms", bounded=True),
-            Column("error", "measured against it", "forecast.error", CHANGE),
-            Column("null_error", "against null model", "forecast.null_error", CHANGE),
-            Column("inside", "in interval", lambda cell: INSIDE[cell.forecast.inside]),
+            Column("cell", "cell", lambda row: names[row["cell"]]),
+            Column("gpus", "GPUs"),
+            Column("step_ms", "step ms", lambda row: row["forecast"].measured_ms, "ms"),
+            Column("forecast_ms", "forecast ms", kind="ms", bounded=True),
+            Column("error", "measured against it", lambda row: row["forecast"].error, CHANGE),
+            Column(
+                "null_error",
+                "against null model",
+                lambda row: row["forecast"].null_error,
+                CHANGE,
+            ),
+            Column("inside", "in interval", lambda row: INSIDE[row["forecast"].inside]),
         ),
-        cells,
-        lambda cell: cell.forecast.inside is False,
+        rows,
+        lambda row: row["forecast"].inside is False,
     )
     line = f"Forecast: {about_forecasts(study.usable)}."
     return Section("forecasts", "Forecast and measured", (line,), tables=(table,))
