@@ -23,6 +23,7 @@ from analysis.__main__ import main
 from analysis.findings.comparisons import Comparison
 from analysis.findings.examine import Findings, findings_of
 from analysis.report.build import examine, report
+from analysis.report.cell_numbers import cell_numbers
 from analysis.report.charts import Axis, DrawnCurve, curves_figure
 from analysis.report.figure import colours, style
 from analysis.report.main_point import main_point
@@ -389,7 +390,64 @@ def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_show
     assert line == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
 
 
-# --- limits that are not the defaults, and costs
+# --- the noise floor, limits that are not the defaults, costs
+
+
+def test_one_noise_floor_stands_on_the_page_with_the_runs_that_it_was_measured_from(tmp_path):
+    """By strategy; a cell that ran once has it lent, and a suspect one has its own runs alone."""
+    doubted = repeated([2, 3], 150, 6, scatter=0.2, strategy="cpu_staged")
+    doubted = [each | {"validity": SUSPECT} for each in doubted]
+    made = [*repeated(PAIR, 200, 1), *repeated(PAIR, 150, 2, scatter=0.03, strategy="none")]
+    folder = study(tmp_path / "study", [*made, small(50, [0], 100.0), *doubted])
+    assert main(["report", str(folder)]) == 0
+    rows = [row for row in rows_of(folder / "report", "noise_floor") if row["half_share"]]
+    nccl, none = "nccl_allreduce on gpus 0,1 (3)", "none on gpus 0,1 (3)"
+    assert [(row["strategy"], row["world_size"], row["source"]) for row in rows] == [
+        ("cpu_staged", "2", "cpu_staged on gpus 2,3, suspect"),
+        ("nccl_allreduce", "1", f"{nccl} and {none}"),
+        ("nccl_allreduce", "2", nccl),
+        ("none", "2", none),
+    ]
+    assert [bool(row["lent_by"]) for row in rows] == [False, True, False, False]
+    halves = sorted(float(row["half_share"]) for row in rows)
+    text = plain((folder / "report" / "report.md").read_text(encoding="utf-8"))
+    ends = f"{100 * halves[0]:.2f} % to {100 * halves[-1]:.2f} %"
+    assert text.count(f"One more run lies within {ends} of a single run in images per second") == 1
+    assert "19 of 20 pairs" not in text and "The noise floor is" not in text
+
+
+COSTS = {
+    "a valid cell": ("valid", (-0.25, 1.25), "0.500 (−0.250 to 1.25)"),
+    "a suspect cell": ("suspect", (-0.25, 1.25), ""),
+    "a suspect cell, not near 0": ("suspect", (0.25, 0.75), "0.500 (0.250 to 0.750)"),
+}
+
+
+@pytest.mark.parametrize(("verdict_", "ends", "shown"), COSTS.values(), ids=COSTS)
+def test_a_cost_has_its_own_interval_and_none_is_said_of_a_suspect_cell_that_may_cost_nothing(
+    verdict_, ends, shown, tmp_path
+):
+    name, (low, high) = "strategy/cost_ms", ends
+    cell = small(2, PAIR, 190.0, metrics={name: 0.5}, validity=with_codes(verdict_, noisy="x"))
+    cell["within_run"] |= {name: {"low": low, "high": high}}
+    folder = study(tmp_path / "study", [ONE, cell])
+    out = report(folder, tmp_path / "out").parent
+    for table in ("strategies", "cells"):
+        row = rows_of(out, table)[-1]
+        numbers = [row["cost_ms"], row["cost_ms_low"], row["cost_ms_high"]]
+        assert numbers == (["0.5", str(low), str(high)] if shown else [""] * 3)
+        latex = (out / "tables" / f"{table}.tex").read_text().replace("$-$", "−")
+        assert ((shown or "0.500") in latex) == bool(shown)
+    opened = open_study(folder)
+    findings = findings_of(opened)
+    sentence = plain(loss(opened, findings, main_point(opened, findings)))
+    inside = shown.replace(" (", " ms (").replace(")", " inside its runs)")
+    assert sentence.startswith(f"The strategy adds {inside} to a step") == bool(shown)
+    assert cell_numbers(opened.records[-1], {}).get("cost ms", "") == shown
+    frame = open_notebook(folder).cells().set_index("gpus").loc["0,1"]
+    columns = [f"strategy_cost_ms{end}" for end in ("", "_low", "_high")]
+    assert list(frame[columns].isna()) == [not shown] * 3
+
 
 LIMITS = {"noise_limit": 0.05, "idle_limit": 0.1}
 OTHER_LIMITS = {

@@ -1,7 +1,7 @@
 """Cells against each other: strategies, settings, real differences, noise floor, studies."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from analysis.findings.communication import (
     Communication,
     disagreement,
 )
-from analysis.findings.comparisons import Comparison, Noise, SettingEffect
+from analysis.findings.comparisons import Comparison, SettingEffect
 from analysis.findings.examine import Findings
 from analysis.findings.study_inputs import StudyInput
 from analysis.report.charts import MOST_ROWS, ROW_LENGTH, Axis, DotRow, rows_figure, truncation_note
@@ -31,10 +31,11 @@ from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, for_width
 from analysis.report.main_point import points_of
 from analysis.report.numbers import ABSENT, estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_costs, about_intervals, verdict_of
-from analysis.report.table import Column, Table, Value, columns_of, metric_column
+from analysis.report.table import Column, Table, columns_of, metric_column
 from analysis.study.draws import scaled
 from analysis.study.intervals import half_width
-from analysis.study.names import BETWEEN, gpu_ids, ran_alone, short_names
+from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, ran_alone, short_names
+from analysis.study.noise_floor import Floor, FloorGroup
 from analysis.study.rates import is_of_training
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
@@ -44,6 +45,7 @@ from benchmarks.record.metrics import metric as entry_of
 EXCHANGE_MS, EXCHANGE_SHARE = "comm/exchange_ms", "comm/ideal_ratio"
 TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_step"
 NO_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
+MOST_SOURCES = 4  # cells that show a noise floor; of more the number is given
 VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")}
 
 
@@ -192,9 +194,26 @@ def settings(study: Study, findings: Findings) -> Section | None:
 
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
-    """Return the verdicts and the noise that they are based on; None without a comparison."""
+    """Return the verdicts, and how far the machine drifted; None without either."""
     pairs = findings.comparisons
-    lines = _comparison_lines(study, findings)
+    lines = []
+    if study.trains or pairs:
+        lines.append(differences(findings))
+    rates = {pair.rate for pair in pairs}
+    if not all(map(is_of_training, rates)):
+        metrics = []
+        for rate in study.rates:
+            metric = f"1 ÷ {rate.metric}" if rate.is_time else rate.metric
+            if rate.name in rates:
+                metrics.append(f"{rate.name} ({metric})")
+        lines.append(f"Compared: {join_words(metrics)}; more is faster.")
+    for noise in findings.noises:
+        if noise.drift is not None:
+            in_rate = f" in {noise.rate}" if len(study.rates) > 1 else ""
+            lines.append(
+                "The first cell ran once more at the end: its rate changed by "
+                f"{number(noise.drift, 'change')}{in_rate}."
+            )
     if not lines:
         return None
     names = _short_names(pairs)
@@ -218,54 +237,6 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
     figures = tuple(_comparison_figure(pairs, names))
     lines = list(map(single_line, lines))
     return Section("comparisons", "Which differences are real", tuple(lines), figures, (table,))
-
-
-def _comparison_lines(study: Study, findings: Findings) -> list[str]:
-    lines = []
-    if study.trains or findings.comparisons:
-        lines.append(differences(findings))
-    rates = {pair.rate for pair in findings.comparisons}
-    if not all(map(is_of_training, rates)):
-        metrics = []
-        for rate in study.rates:
-            metric = f"1 ÷ {rate.metric}" if rate.is_time else rate.metric
-            if rate.name in rates:
-                metrics.append(f"{rate.name} ({metric})")
-        lines.append(f"Compared: {join_words(metrics)}; more is faster.")
-    for name in dict.fromkeys(noise.rate for noise in findings.noises):
-        of_rate = [noise for noise in findings.noises if noise.rate == name]
-        in_rate = f" in {name}" if len(study.rates) > 1 else ""
-        lines += _noise_lines(of_rate, in_rate)
-        if of_rate[0].drift is not None:
-            lines.append(
-                "The first cell ran once more at the end: its rate changed by "
-                f"{number(of_rate[0].drift, 'change')}{in_rate}."
-            )
-    return lines
-
-
-def _noise_lines(noises: Sequence[Noise], in_rate: str) -> Iterator[str]:
-    """Yield the noise floor of groups of cells and the runs that it rests on."""
-    known = [noise for noise in noises if noise.floor is not None]
-    if not known:
-        return
-    known.sort(key=lambda noise: noise.floor or 0.0)
-    size = number(known[0].floor, "share")
-    if len(known) > 1:
-        least, most = known[0], known[-1]
-        size = f"{size} ({least.group}) to {number(most.floor, 'share')} ({most.group})"
-    cells: list[str] = []
-    lenders = []
-    for noise in known:
-        cells += noise.cells
-        if noise.lent_by:
-            lenders.append(f"{noise.group or 'these cells'} by {noise.lent_by}")
-    yield (
-        f"The noise floor{in_rate} is {size}: 19 of 20 pairs of single runs of equal cells differ "
-        f"by less, from the runs of {join_words(cells, 3) or 'other studies'}."
-    )
-    if lenders:
-        yield f"Lent, and so without a verdict: {join_words(lenders, 3)}."
 
 
 def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
@@ -341,7 +312,7 @@ def _comparison_figure(pairs: Sequence[Comparison], names: Mapping[str, str]) ->
         floor = pair.floor or 0.0
         rows.append(DotRow(label, size, pair.difference, *look, floor))
         if floor:
-            band = "; band: how far equal cells of this study differ"
+            band = "; band: the larger noise floor of the two cells"
     in_rate = rates.pop() if len(rates) == 1 else "the rate"
     yield rows_figure(
         "comparisons",
@@ -356,43 +327,49 @@ def _comparison_figure(pairs: Sequence[Comparison], names: Mapping[str, str]) ->
 
 
 def noise(study: Study, findings: Findings) -> Section | None:
-    """Return the noise floors that the intervals of the study rest on."""
-    rows: list[dict[str, Value]] = []
-    metrics = [rate.metric for rate in study.rates]
-    for metric in dict.fromkeys([*metrics, COST, EXCHANGE_MS]):
-        by_group = {}
+    """Return the noise floors that the intervals of the study rest on, and the runs behind each."""
+    rows: list[dict[str, Any]] = []
+    rates = [rate.metric for rate in study.rates]
+    for metric in dict.fromkeys([*rates, COST, EXCHANGE_MS]):
+        repeated = repeated_cells(study, metric)
+        of_metric: dict[tuple[FloorGroup, str], dict[str, Any]] = {}
         for runs in study.runs:
-            if runs.values(metric):
-                by_group[runs.group] = runs
-        entry = entry_of(metric)
-        for group, runs in sorted(by_group.items()):
             floor = runs.floor(metric)
-            if not floor:
+            if floor is None or not runs.values(metric):
                 continue
-            width = half_width(floor, 1)
-            row: dict[str, Value] = {
-                "strategy": group.strategy,
-                "model": named(runs.records[0], "model" if runs.cell.trains else "benchmark"),
-                "batch_size": group.batch_size or None,
-                "precision": group.precision,
-                "optimize": group.optimize,
-                "world_size": group.world_size,
-                "metric": single_line(entry.title),
-                "runs": floor.runs,
-                "freedom": floor.freedom,
-                "lent_by": floor.lent_by,
-            }
-            if entry.signed:
-                row |= {"half": width, "unit": entry.unit}
-            else:
-                row |= {"half_share": math.expm1(width), "unit": ""}
-            rows.append(row)
+            row = floor_row(runs, metric, floor)
+            key = runs.group, floor.name
+            if key not in of_metric or row["width"] > of_metric[key]["width"]:
+                sources = floor.lenders or (runs.group,)
+                cells: list[str] = []
+                for group in sources:
+                    cells += repeated[group]
+                if runs.suspect:
+                    cells = [f"{label(study, runs)} on {gpu_list(runs.gpus)}, suspect"]
+                row["source"] = join_words(cells, MOST_SOURCES) or "other studies"
+                of_metric[key] = row
+        rows += [row for _, row in sorted(of_metric.items())]
     if not rows:
         return None
+    first = [row for row in rows if row["metric"] == rows[0]["metric"]]
+    first.sort(key=lambda row: row["width"])
+    sizes = []
+    for row in (first[0], first[-1]):
+        size = number(row["half_share"], "part")
+        if row["half_share"] is None:
+            size = f"{number(row['half'])} {row['unit']}"
+        sizes.append(size)
+    runs_of = "the runs of the cells that the last column names"
+    if len(first) == 1:
+        runs_of = f"{count(first[0]['runs'], 'run')} of {first[0]['source']}"
+    line = (
+        f"One more run lies within {' to '.join(dict.fromkeys(sizes))} of a single run in "
+        f"{first[0]['metric']}, 19 times in 20, by {runs_of}."
+    )
     table = Table.of(
         "noise_floor",
-        "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells: "
-        "those of the same group, or lent by others.",
+        "How far one more run may lie from a single run, 95 times in 100. A floor that is lent by "
+        "other groups of cells is never below what a cell's own runs show; of these the widest.",
         (
             *columns_of(strategy="strategy", model="model"),
             *columns_of("count", batch_size="batch"),
@@ -403,18 +380,43 @@ def noise(study: Study, findings: Findings) -> Section | None:
             *columns_of("number", half="± in its unit"),
             *columns_of(unit="unit"),
             *columns_of("count", runs="runs", freedom="degrees of freedom"),
-            *columns_of(lent_by="lent by"),
+            *columns_of(lent_by="lent by", source="measured on"),
         ),
         rows,
     )
-    lines = []
-    for run in findings.noisy:
-        inside, between = number(run.inside, "share"), number(run.floor, "share")
-        lines.append(
-            f"{single_line(run.name, 120)} is noisier inside (±{inside}) than equal runs are, and "
-            f"than they differ (±{between})."
-        )
-    return Section("noise", "The noise floor", tuple(first_lines(lines)), tables=(table,))
+    return Section("noise", "The noise floor", (single_line(line, 600),), tables=(table,))
+
+
+def repeated_cells(study: Study, metric: str) -> dict[FloorGroup, list[str]]:
+    """Return the cells that show how runs of a group scatter: `none on gpus 0 (3)`, with runs."""
+    cells: dict[FloorGroup, list[str]] = defaultdict(list)
+    drift = Counter(id(runs) for record, runs in study.drift if metric in record.metrics)
+    for runs in study.runs:
+        repeats = len(runs.values(metric)) + drift[id(runs)]
+        if repeats > 1 and not runs.suspect:
+            cells[runs.group].append(f"{label(study, runs)} on {gpu_list(runs.gpus)} ({repeats})")
+    return cells
+
+
+def floor_row(runs: Runs, metric: str, floor: Floor) -> dict[str, Any]:
+    """Return what the table of noise floors says of one floor."""
+    group, entry, width = runs.group, entry_of(metric), half_width(floor, 1)
+    return {
+        "width": width,
+        "strategy": group.strategy,
+        "model": named(runs.records[0], "model" if runs.cell.trains else "benchmark"),
+        "batch_size": group.batch_size or None,
+        "precision": group.precision,
+        "optimize": group.optimize,
+        "world_size": group.world_size,
+        "metric": single_line(entry.title),
+        "half_share": None if entry.signed else math.expm1(width),
+        "half": width if entry.signed else None,
+        "unit": entry.unit if entry.signed else "",
+        "runs": floor.runs,
+        "freedom": floor.freedom,
+        "lent_by": floor.lent_by,
+    }
 
 
 # ---- Cells of several studies --------------------------------------------------------------------
