@@ -36,7 +36,7 @@ from analysis.study.noise_floor import OF_SEVERAL_RECORDS, has_floor
 from analysis.study.provenance import CONNECTIONS, PROVENANCE, hardware
 from analysis.study.runs import Runs, grouped, merged
 from analysis.study.study import Study
-from analysis.validity.checks import changed_limits
+from analysis.validity.checks import limit_marks
 from benchmarks.record import VERDICTS, Record, metrics
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
@@ -410,7 +410,7 @@ def _verdict_columns(records: Sequence[Record]) -> Values:
     unchecked: dict[str, str] = {}
     limits: dict[str, None] = {}
     for record in records:
-        limits |= dict.fromkeys(changed_limits(record))
+        limits |= dict.fromkeys(limit_marks(record))
         codes |= record.validity.codes
         unchecked |= record.validity.unchecked
     return {

@@ -453,7 +453,7 @@ LIMITS = {"noise_limit": 0.05, "idle_limit": 0.1}
 OTHER_LIMITS = {
     "none": (LIMITS, ""),
     "of an older version": ({"limit_that_is_gone": 3.0}, ""),
-    "one": (LIMITS | {"noise_limit": 0.2}, "validity.noise_limit=0.2 (default 0.05)"),
+    "one": (LIMITS | {"noise_limit": 0.2}, "noise_limit=0.2"),
 }
 
 

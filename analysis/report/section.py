@@ -17,7 +17,7 @@ from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit, unit_of
 from analysis.study.runs import Runs, median_of, named
 from analysis.study.study import Study
-from analysis.validity.checks import changed_limits
+from analysis.validity.checks import limit_marks
 from benchmarks.record import VERDICTS, Record
 from conf.cell import counted
 
@@ -95,7 +95,7 @@ def verdict_of(runs: Iterable[Record]) -> str:
     verdict = "valid"
     for record in runs:
         verdict = max(verdict, record.validity.verdict, key=VERDICTS.index)
-        limits |= dict.fromkeys(changed_limits(record))
+        limits |= dict.fromkeys(limit_marks(record))
     if verdict == "valid" and not limits:
         return ""
     return ", ".join([verdict, *limits])

@@ -160,8 +160,13 @@ def changed_limits(record: Record) -> list[str]:
 
 
 def verdict_words(record: Record) -> str:
-    """Return the verdict as people read it: with the limits that were not the defaults."""
-    return ", ".join([record.validity.said, *changed_limits(record)])
+    """Return the verdict as people read it: `valid, 2 unchecked, noise_limit=0.2`."""
+    return ", ".join([record.validity.said, *limit_marks(record)])
+
+
+def limit_marks(record: Record) -> list[str]:
+    """Return the limits that were not the defaults, as they stand beside a verdict."""
+    return [limit.split()[0].removeprefix("validity.") for limit in changed_limits(record)]
 
 
 def judged(record: Record, limits: ValidityLimits) -> Record:

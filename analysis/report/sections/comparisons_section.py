@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from analysis.findings.between_studies import (
@@ -226,8 +227,8 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         Column("second", "second cell", lambda pair: names[pair.second]),
         Column("asked", "differ in", "asked"),
         Column("rate", "rate", "rate", shown=len(study.rates) > 1),
-        Column("first_runs", "runs of the first", lambda pair: pair.runs[0], "count"),
-        Column("second_runs", "runs of the second", lambda pair: pair.runs[1], "count"),
+        Column("first_runs", "runs of 1st", lambda pair: pair.runs[0], "count"),
+        Column("second_runs", "runs of 2nd", lambda pair: pair.runs[1], "count"),
         Column("difference", "difference", "difference", "change", True),
         Column("smallest", "visible from", "smallest", "share"),
         Column("verdict", "verdict", lambda pair: pair.verdict or "no verdict"),
@@ -366,20 +367,26 @@ def noise(study: Study, findings: Findings) -> Section | None:
         f"One more run lies within {' to '.join(dict.fromkeys(sizes))} of a single run in "
         f"{first[0]['metric']}, 19 times in 20, by {runs_of}."
     )
+
+    def differing(kind: str, **headings: str) -> Iterator[Column]:
+        """Yield columns that are shown where their rows differ."""
+        for column in columns_of(kind, **headings):
+            yield replace(column, shown=len({row[column.key] for row in rows}) > 1)
+
     table = Table.of(
         "noise_floor",
         "How far one more run may lie from a single run, 95 times in 100. A floor that is lent by "
         "other groups of cells is never below what a cell's own runs show; of these the widest.",
         (
-            *columns_of(strategy="strategy", model="model"),
-            *columns_of("count", batch_size="batch"),
-            *columns_of(precision="precision", optimize="optimize"),
-            *columns_of("count", world_size="GPUs"),
+            *differing("text", strategy="strategy", model="model"),
+            *differing("count", batch_size="batch"),
+            *differing("text", precision="precision", optimize="optimize"),
+            *differing("count", world_size="GPUs"),
             *columns_of(metric="metric"),
             *columns_of("part", half_share="±"),
             *columns_of("number", half="± in its unit"),
             *columns_of(unit="unit"),
-            *columns_of("count", runs="runs", freedom="degrees of freedom"),
+            *columns_of("count", runs="runs", freedom="freedom"),
             *columns_of(lent_by="lent by", source="measured on"),
         ),
         rows,
