@@ -51,24 +51,6 @@ def odd(tmp_path):
     return open_study(written(tmp_path / "odd", records))
 
 
-def test_a_row_for_each_cell_has_the_median_of_its_runs_and_the_interval_of_the_report(scaling):
-    cells, runs = scaling.cells(), scaling.runs()
-    assert len(cells) == 6 and list(cells["runs"]) == [3] * 6 and set(cells["verdict"]) == {"valid"}
-    counted = runs[runs["counts"]]
-    medians = counted.groupby("cell")[RATE].median()
-    assert dict(medians) == dict(zip(cells["cell"], cells[RATE], strict=True))
-    assert (cells[f"{RATE}_low"] < cells[RATE]).all()
-    assert (cells[RATE] < cells[f"{RATE}_high"]).all()
-    points = scaling.table("points")
-    pairs = {f"scaling_efficiency_share{end}": f"efficiency{end}" for end in ("", "_low", "_high")}
-    pairs |= {f"{RATE}{end}": f"images_per_second{end}" for end in ("", "_low", "_high")}
-    for mine, reported in pairs.items():
-        found, wanted = (
-            sorted(table[name].dropna()) for table, name in ((cells, mine), (points, reported))
-        )
-        assert found == pytest.approx(wanted, rel=1e-12) and found, mine
-
-
 def test_a_row_for_each_run_is_its_record(scaling):
     runs = scaling.runs()
     assert list(runs["record_id"]) == [one.record_id for one in scaling.records] and len(runs) == 19

@@ -70,7 +70,7 @@ def number(
         decimals = 0
         if size and size < 100:
             decimals = min(6, max(0, 2 - math.floor(math.log10(size))))
-    elif decimals == 1 and 0 < size < 1:
+    elif decimals == 1 and 0 < round(size, 9) < 1:
         decimals = 2  # 0.04 % is not nothing
     elif decimals > 0 and width is not None and 0 < width * form.factor < 2 * 10**-decimals:
         decimals += 1

@@ -108,6 +108,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
     alone = ran_alone(study)
     by_id = {record.record_id: record for record in study.records}
+    kinds = {curve.kind for curve, _ in points}
     has_efficiency, hosts, slowest_kind = False, "", "count"
     for _, point in points:
         has_efficiency = has_efficiency or point.efficiency is not None
@@ -123,7 +124,7 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
 
     columns = [
         Column("curve", "cells", lambda row: names[row.curve.label]),
-        Column("kind", "scaling", "curve.kind", shown=not alone),
+        Column("kind", "scaling", "curve.kind", shown=len(kinds) > 1),
         Column("gpus", "GPUs", lambda row: gpu_ids(row.point.gpus)),
         Column("world_size", "how many", "point.world_size", "count", shown=not alone),
         Column("runs", "runs", "point.runs", "count"),
