@@ -361,7 +361,7 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start:
-        expected = f"{start}he strategy adds 0.673 (0.600 to 0.700) ms to a step of 54.8 ms."
+        expected = f"{start}he strategy adds 0.673 ms (0.600 to 0.700 inside its runs) to a step of 54.8 ms."
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 
 
