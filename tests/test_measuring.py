@@ -129,6 +129,14 @@ def test_the_exchanged_gradient_is_the_mean(measured):
     assert measured[0]["bf16"]["checks"]["gradient_error"] < 1e-2
 
 
+def test_the_communicators_of_a_rank_are_counted_and_that_of_the_timed_exchange_named(measured):
+    of_ddp, of_none = (measured[0][case]["checks"]["communicators"] for case in ("ddp", "none"))
+    assert of_ddp == {"count": 1, "timed": ["default_pg"]}
+    assert of_none == {"count": 1, "timed": []}, "only the ranks' own barriers"
+    counted = measured[0]["ddp"]["checks"]["counted"]["timed"]
+    assert counted["images"] == 2 * counted["steps"] and counted["updates"] == counted["steps"]
+
+
 def test_no_exchange_has_no_communication(measured):
     found = measured[0]["none"]
     assert not [name for name in found["metrics"] if name.startswith("comm/")]

@@ -101,13 +101,12 @@ class ComparedElements:
 
 def gradients_equal(training: Training, ranks: Ranks) -> bool:
     """Return whether the last step left equal gradients on all ranks, bit for bit. Collective."""
-    gradients = [array.grad for array in training.parameters if array.grad is not None]
-    of_ranks = ranks.gather(checksum(gradients))
+    of_ranks = ranks.gather(checksum([ComparedElements(training).gradient(training)]))
     return all(values == of_ranks[0] for values in of_ranks)
 
 
 def gradient(
-    training: Training, batch: Batch, ranks: Ranks, runs_alone: int = RUNS
+    training: Training, batch: Batch, ranks: Ranks, runs_alone: int = RUNS, in_step: bool = False
 ) -> dict[str, Any]:
     """Return facts: how far the exchanged gradient is from the mean, and how far it may be.
 
@@ -116,22 +115,24 @@ def gradient(
     exchange. `gradient_repeat` is the same difference between runs of backward without exchange,
     and `gradient_tolerance` MARGIN times that, with what the exchange must round. `gradient_worst`
     says the same of the worst array: Σ|exchanged − mean| ÷ Σ of the ranks' mean |gradient|, beside
-    its own tolerance. Collective; leaves weights as they were.
+    its own tolerance. Collective; leaves weights as they were, but for `in_step`: then the
+    exchanged gradient is what a whole step leaves.
     """
     elements = ComparedElements(training)
 
-    def seeded() -> Tensor:
+    def seeded(run: Callable[[Batch], None]) -> Tensor:
         torch.manual_seed(training.cell.seed)  # the same dropout masks each time
-        training.backward(batch)
+        run(batch)
         return elements.gradient(training)
 
     with training.without_exchange():
-        runs = [seeded() for _ in range(runs_alone)]
+        runs = [seeded(training.backward) for _ in range(runs_alone)]
     if runs_alone == 1:
         runs *= 2  # they were equal before
     with training.strategy.gradients_only():
-        exchanged = seeded()
-    training.optimizer.zero_grad(set_to_none=True)
+        exchanged = seeded(training.step if in_step else training.backward)
+    if not in_step:
+        training.optimizer.zero_grad(set_to_none=True)
     local, mean = runs[0], _mean(runs[0], ranks)
     wrong = exchanged - mean
     differences = []

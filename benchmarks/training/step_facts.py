@@ -6,7 +6,7 @@ a step nothing, counted inside. METHOD.md, "Correctness, in every cell".
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank.ranks import Ranks
 from benchmarks.timing import compilation
-from benchmarks.training.correctness import checksum, checksums
+from benchmarks.training.correctness import ComparedElements, checksum, checksums
 from trainers import collectives
 from trainers.batches import Batch
 from trainers.step import UNMARKED, Training
@@ -25,7 +25,6 @@ from trainers.step import UNMARKED, Training
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
 OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
 ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
-UPDATED = 0.5  # share of the weights that must move in a step which updates them
 PASSES = "num_batches_tracked"  # a batch norm counts its passes on the device, in training alone
 
 
@@ -154,22 +153,20 @@ def sent(training: Training) -> Iterator[dict[str, Any]]:
         facts |= {"collectives": len(seen.rows), "bytes": seen.bytes, "order": order}
 
 
-def updates(
-    training: Training, drawn: Sequence[Batch], weights: "Weights", ranks: Ranks
-) -> dict[str, int]:
-    """Take a step on each batch. Returns after how many of them the weights had moved. Collective.
+def updates(training: Training, steps: Iterable[Callable[[], object]]) -> dict[str, int]:
+    """Take steps. Returns after how many of them a weight had moved, of some of each array.
 
     A step that the loss scaler skips does not count.
     """
-    done = steps = 0
-    for batch in drawn:
-        scale = training.scaler.get_scale()
-        training.step(batch)
-        share = weights.unchanged(ranks)["weights_still_share"]
+    elements, counts = ComparedElements(training), {"updates": 0, "steps": 0}
+    for step in steps:
+        scale, before = training.scaler.get_scale(), elements.values(training.parameters)
+        step()
+        has_moved = not torch.equal(before, elements.values(training.parameters))
         if training.scaler.get_scale() >= scale:
-            steps += 1
-            done += share < UPDATED
-    return {"updates": done, "steps": steps}
+            counts["steps"] += 1
+            counts["updates"] += has_moved
+    return counts
 
 
 def batches(drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
@@ -255,17 +252,16 @@ class Weights:
     def unchanged(self, ranks: Ranks) -> dict[str, Any]:
         """Return the arrays that should have moved since then and did not. Collective.
 
-        The next call is about what comes after this one. Arrays are those of the rank with most.
-        One whose gradient is too small to change any of its elements, or that takes no part, need
-        not move.
+        They are those of the rank with most. An array whose gradient is too small to change any of
+        its elements, or that takes no part, need not move.
         """
         names, weights = list(self._weights), list(self._weights.values())
-        before, self._before = self._before, checksums(weights)
+        after = checksums(weights)
         still = []
         elements = all_elements = 0
         for index, weight in enumerate(weights):
             all_elements += weight.numel()
-            if self._before[index] == before[index] and self._must_move(weight):
+            if after[index] == self._before[index] and self._must_move(weight):
                 still.append(index)
                 elements += weight.numel()
         share = elements / (all_elements or 1)

@@ -1,8 +1,9 @@
 """`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines its numbers."""
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
@@ -101,10 +102,20 @@ class TrainingBenchmark:
         runs_alone = 1
         if checks.get("gradient_repeat"):
             runs_alone = correctness.RUNS_AFTER
-        after |= self._steps_as_asked(drawn, runs_alone)
-        if checks["counted"]["timed"]["updates"]:  # the windows saw them
-            drawn = drawn[:1]
-        after |= step_facts.updates(training, drawn, weights, self.ranks)
+        # A step leaves the exchanged gradient: it is compared, and the weights move in it.
+        in_step = checks.get("gradients_equal", False) and not training.graphs
+
+        def again() -> None:
+            after.update(self._steps_as_asked(drawn, runs_alone, in_step))
+
+        steps: list[Callable[[], object]] = []
+        for batch in drawn:
+            steps.append(functools.partial(training.step, batch))
+        if in_step:
+            steps = [again]
+        else:
+            again()
+        after |= step_facts.updates(training, steps)
         checks["after"] = after
 
     def replicas_equal(self) -> bool:
@@ -192,13 +203,15 @@ class TrainingBenchmark:
                 checks["trained_bytes"] += weight.nbytes
         self.compilation.since()  # steps without exchange may be graphs of their own
 
-    def _steps_as_asked(self, drawn: Sequence[Batch], runs_alone: int) -> dict[str, Any]:
-        """Return facts of batches, arithmetic and exchange. Leaves weights as they were."""
+    def _steps_as_asked(
+        self, drawn: Sequence[Batch], runs_alone: int, in_step: bool = False
+    ) -> dict[str, Any]:
+        """Return facts of batches, arithmetic and exchange (correctness.gradient)."""
         training, strategy = self.training, self.training.strategy
         facts = step_facts.batches(drawn, self.ranks)
         with step_facts.arithmetic(training) as arithmetic, step_facts.sent(training) as sent:
             if self.ranks.world_size > 1 and strategy.returns_mean and strategy.exact:
-                facts |= correctness.gradient(training, drawn[0], self.ranks, runs_alone)
+                facts |= correctness.gradient(training, drawn[0], self.ranks, runs_alone, in_step)
             else:
                 with training.without_exchange():
                     training.backward(drawn[0])
