@@ -127,7 +127,17 @@ class Grammar:
         choice = re.fullmatch(r"choice\((.*)\)", text)
         inner = choice[1] if choice else text.replace("\\,", "+")
         if not PARTS.fullmatch(inner):
-            raise self._refused(text, self._fault(inner))
+            reason = "has an empty or unclosed part"
+            spaces = re.search(r"\s", inner)
+            if not inner.strip():
+                reason = f"names no {self.member}"
+            elif spaces:
+                reason = f"has a space or line break ({spaces[0]!r})"
+            else:
+                for token in re.split(r"[,+\[\]'\"]", inner):
+                    if token and not self.is_member(token) and not self.word.fullmatch(token):
+                        raise self._refused(text, self._unknown(token))
+            raise self._refused(text, reason)
         sets, bare = [], []
         members: list[str] = []
         for part in PART.finditer(inner):
@@ -151,18 +161,6 @@ class Grammar:
 
     def _refused(self, typed: str, reason: str) -> Refused:
         return Refused(f"{self.option}={typed}: {reason}; {self.forms}")
-
-    def _fault(self, text: str) -> str:
-        """Return what is wrong with a text that is no list of sets."""
-        if not text.strip():
-            return f"names no {self.member}"
-        spaces = re.search(r"\s", text)
-        if spaces:
-            return f"has a space or line break ({spaces[0]!r})"
-        for token in re.split(r"[,+\[\]'\"]", text):
-            if token and not self.is_member(token) and not self.word.fullmatch(token):
-                return self._unknown(token)
-        return "has an empty or unclosed part"
 
     def _unknown(self, token: str) -> str:
         return f"{token!r} is no {self.accepted}"

@@ -143,9 +143,10 @@ def first_cause(
         rank = watch.everyone[rank_number]
         # A host that was still heard afterwards was not lost before.
         if not lost or (order < LIKELY_CONSEQUENCE and time_s < lost.heard):
-            if rank.error:
-                return _raised(rank, rank.error)
-            return _ended(rank, ended[rank_number].status, folder)
+            status = None
+            if rank_number in ended:
+                status = ended[rank_number].status
+            return _failure_of(rank, status, folder)
     if lost:
         return Failure("node_lost", None, lost.sentence)
     if agent_status and agent_status < 0:
@@ -156,7 +157,7 @@ def first_cause(
         return Failure("start", None, sentence)
     for rank in watch.everyone:
         if not rank.done and not rank.error:
-            return _ended(rank, agent_status, folder)
+            return _failure_of(rank, agent_status, folder)
     return None
 
 
@@ -178,15 +179,6 @@ def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
     return order, end.time, rank.index
 
 
-def _raised(rank: Rank, error: Mapping[str, object]) -> Failure:
-    kind = str(error["type"])
-    message = str(error["message"]).strip()
-    first_line = (message or kind).splitlines()[0]
-    where = f"in phase {rank.phase or 'start'!r}"
-    sentence = f"{rank.name} raised {kind} {where}: {first_line}"
-    return Failure(_cause_of(f"{kind} {message}"), rank.index, sentence)
-
-
 def _cause_of(text: str) -> str:
     if OUT_OF_MEMORY.search(text):
         return "oom"
@@ -196,7 +188,13 @@ def _cause_of(text: str) -> str:
     return "exception"
 
 
-def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
+def _failure_of(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
+    """Return what a rank raised, or how it ended without a word: by its exit status."""
+    if rank.error:
+        kind, message = str(rank.error["type"]), str(rank.error["message"]).strip()
+        where = f"in phase {rank.phase or 'start'!r}"
+        sentence = f"{rank.name} raised {kind} {where}: {(message or kind).splitlines()[0]}"
+        return Failure(_cause_of(f"{kind} {message}"), rank.index, sentence)
     where = "before it reported"
     if rank.phase:
         where = f"in phase {rank.phase!r}"
