@@ -59,6 +59,7 @@ PUBLISHED = ("record.json", "failures.json", "profile/timeline.svg")
 # holds the environment of what it traced.
 ARTIFACTS = (
     *PUBLISHED,
+    "topology.txt",
     *("*.log", "logs/**/*", "ranks/*.jsonl", "nccl/*.log", *OF_HOSTS),
     *("profile/trace.sqlite.gz", "profile/rank*.json.gz"),
     *(f"{pattern}{PACKED}" for pattern in SAMPLES),
