@@ -120,8 +120,8 @@ def test_cells_that_ran_too_seldom_cannot_be_told(capsys):
     assert main(["compare", str(FIRST), str(AGAIN), "--strict"]) == 0
 
 
-def test_a_lent_floor_gives_no_verdict(tmp_path, capsys):
-    """Ten runs of one strategy say nothing of another, of which two runs differ by 20 %."""
+def test_a_lent_floor_gives_no_verdict_nor_does_a_single_run(tmp_path, capsys):
+    """Ten runs of a cell say nothing of another strategy, of which two differ by 20 %, nor of one run elsewhere."""
     for name, factor in (("a", 1.0), ("b", 1.2)):
         runs = []
         for repeat in range(10):
@@ -130,10 +130,15 @@ def test_a_lent_floor_gives_no_verdict(tmp_path, capsys):
         for repeat in range(2):
             cell = staged | {"repeat": repeat}
             runs.append(record(200 + repeat, [0], factor * (500.0 + repeat), cell=cell))
+        runs.append(record(300, [1], factor * 1000.0))
         study(tmp_path / name, runs)
     status, found = compared(capsys, tmp_path / "a", tmp_path / "b")
-    verdicts = {cell["cell"].split(" · ")[1]: cell["verdict"] for cell in found["cells"]}
-    assert verdicts == {"nccl_allreduce": "no difference seen", "cpu_staged": "cannot tell"}
+    verdicts = {tuple(cell["cell"].split(" · ")[1:]): cell["verdict"] for cell in found["cells"]}
+    assert verdicts == {
+        ("nccl_allreduce", "gpus 0"): "no difference seen",
+        ("cpu_staged", "gpus 0"): "cannot tell",
+        ("nccl_allreduce", "gpus 1"): "cannot tell",
+    }
     assert status == 0
 
 
