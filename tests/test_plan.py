@@ -142,9 +142,7 @@ def test_a_calibration_that_was_chosen_stays():
 REFUSED = [
     ([["predict=true"]], "predict=true: accepted are auto or false"),
     ([["predict=auto"], ["gpus=0"]], "a sweep has one predict"),
-    ([["study=a"], ["study=b"]], "study=a,b: a sweep has one study"),
     ([["noise_pairs=2", "repeats=3"]], "noise_pairs=2: accepted are auto and 0 with repeats=3"),
-    ([["gpus=classes:9", *ON_DGX1]], "classes:9: accepted is a size of 1 to 8"),
 ]
 
 
