@@ -228,8 +228,7 @@ def summary(outcomes):
         if some:
             times = [one["noticed_s"] for one in some]
             late = [one for one in some if one["noticed_s"] > one["goal_s"]]
-            lines.append(
-                f"  {name} noticed after {statistics.median(times):.1f} s (median), "
-                f"{max(times):.1f} s (worst); {len(late)} of {len(some)} later than their goal"
-            )
+            middle = f"  {name} noticed after {statistics.median(times):.1f} s (median), "
+            late_words = f"{len(late)} of {len(some)} later than their goal"
+            lines.append(f"{middle}{max(times):.1f} s (worst); {late_words}")
     return "\n".join(lines)

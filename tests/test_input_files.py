@@ -67,22 +67,19 @@ LOG = "nccl_dgx1_gpus_0_3_default.log"
 def test_every_reader_takes_gzip(tmp_path, monkeypatch, capsys, command, file):
     command = [str(DATA / word) if (DATA / word).is_file() else word for word in command]
     source = next(path for path in (DATA / file, DATA / f"{file}.gz") if path.exists())
-    content = (
-        gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
-    )
+    content = source.read_bytes()
+    if source.suffix == ".gz":
+        content = gzip.decompress(content)
     plain, packed = tmp_path / Path(file).name, tmp_path / f"{Path(file).name}.gz"
     plain.write_bytes(content)
     packed.write_bytes(gzip.compress(content))
     told = []
-    for path in (str(plain), str(packed), *(["-"] if command[0] != "trace" else [])):
-        monkeypatch.setattr(
-            "sys.stdin",
-            types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(packed.read_bytes()))),
-        )
+    for path in (str(plain), str(packed), "-")[: 2 if command[0] == "trace" else 3]:
+        typed = io.BufferedReader(io.BytesIO(packed.read_bytes()))
+        monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=typed))
         assert main([*command, path, "--json"]) == 0
-        told.append(
-            capsys.readouterr().out.replace(f'"{path}"', '"FILE"').replace(f'({path})"', '(FILE)"')
-        )
+        out = capsys.readouterr().out
+        told.append(out.replace(f'"{path}"', '"FILE"').replace(f'({path})"', '(FILE)"'))
     assert len(told[0]) > 100 and len(set(told)) == 1
 
 
@@ -97,16 +94,14 @@ def test_a_wide_mask_takes_linear_time():
 
 
 def test_tables_of_more_gpus_than_a_machine_has_are_refused():
-    gpus = "".join(
-        f'<pci busid="{n}"><gpu dev="{n}" sm="90" rank="{n}"/></pci>' for n in range(3000)
-    )
+    gpu = '<pci busid="{0}"><gpu dev="{0}" sm="90" rank="{0}"/></pci>'
+    gpus = "".join(gpu.format(number) for number in range(3000))
     columns = " ".join(map(str, range(1500)))
-    for read in (
-        lambda: parse_topology_xml(f'<system><cpu numaid="0">{gpus}</cpu></system>'),
-        lambda: parse_matrices(
-            f"Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n D\\D {columns}\n"
-        ),
-        lambda: parse_topology_text("\t".join(["", *(f"GPU{n}" for n in range(1500))]) + "\n"),
+    title = "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)"
+    for read, text in (
+        (parse_topology_xml, f'<system><cpu numaid="0">{gpus}</cpu></system>'),
+        (parse_matrices, f"{title}\n D\\D {columns}\n"),
+        (parse_topology_text, "\t".join(["", *(f"GPU{n}" for n in range(1500))]) + "\n"),
     ):
         with pytest.raises(UnreadableInput, match="no machine has more than 576"):
-            read()
+            read(text)

@@ -39,12 +39,15 @@ def arrays(draw):
 
 def elements_of(layout):
     """Every (array, element) of the buckets, in their order."""
-    return [
-        (part.array, place)
-        for b in layout.buckets
-        for part in b.parts
-        for place in range(part.start, part.stop)
-    ]
+    inside = []
+    for bucket in layout.buckets:
+        for part in bucket.parts:
+            inside += [(part.array, place) for place in range(part.start, part.stop)]
+    return inside
+
+
+def bytes_of(part, array):
+    return (part.stop - part.start) * ITEM_BYTES[array.weight_dtype]
 
 
 @given(some.integers(0, 300), some.integers(1, 64), some.integers(1, 1000))
@@ -85,31 +88,22 @@ def test_one_server_gets_everything_whole():
 def test_every_element_is_in_one_bucket_once(given_arrays, cap_bytes, servers, bound):
     found, order = given_arrays
     layout = BucketLayout.of(found, order, cap_bytes, mxnet(servers, bound))
-    inside = elements_of(layout)
-    assert sorted(inside) == sorted(
-        (number, place) for number in order for place in range(found[number].elements)
-    )
+    every = [(number, place) for number in order for place in range(found[number].elements)]
+    assert sorted(elements_of(layout)) == sorted(every)
     for bucket in layout.buckets:
         assert bucket.elements == sum(part.stop - part.start for part in bucket.parts)
-        assert (
-            len(
-                {
-                    (found[part.array].weight_dtype, found[part.array].wire_dtype)
-                    for part in bucket.parts
-                }
-            )
-            == 1
-        )
-        for part in (
-            bucket.parts
-        ):  # on the server that the placement gives it, cut where it is longer than a bucket
-            placed = mxnet(servers, bound)(part.array, found[part.array].elements)
-            assert any(
-                bucket.server == server and start <= part.start <= part.stop <= stop
-                for server, start, stop in placed
-            )
-            size = (part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype]
-            assert not cap_bytes or size < cap_bytes + ITEM_BYTES[found[part.array].weight_dtype]
+        kinds = {
+            (found[one.array].weight_dtype, found[one.array].wire_dtype) for one in bucket.parts
+        }
+        assert len(kinds) == 1
+        for part in bucket.parts:  # where the placement has it, cut if longer than a bucket
+            array, is_placed = found[part.array], False
+            for server, start, stop in mxnet(servers, bound)(part.array, array.elements):
+                if server == bucket.server and start <= part.start <= part.stop <= stop:
+                    is_placed = True
+            assert is_placed
+            least_over = cap_bytes + ITEM_BYTES[array.weight_dtype]
+            assert not cap_bytes or bytes_of(part, array) < least_over
 
 
 @given(arrays(), some.sampled_from([0, 300, 4096, 1e9]), some.integers(0, 5))
@@ -123,9 +117,8 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
         assert bucket.push_offset % ALIGNMENT == bucket.pull_offset % ALIGNMENT == 0
         assert bucket.push_offset >= push and bucket.pull_offset >= pull
         push = bucket.push_offset + bucket.elements * ITEM_BYTES[kind.wire_dtype]
-        pull = bucket.pull_offset + bucket.elements * max(
-            ITEM_BYTES[kind.wire_dtype], ITEM_BYTES[kind.weight_dtype]
-        )
+        widest = max(ITEM_BYTES[kind.wire_dtype], ITEM_BYTES[kind.weight_dtype])
+        pull = bucket.pull_offset + bucket.elements * widest
         assert bucket.server == (loads.index(min(loads)) if dealt else 0)  # the least loaded
         if dealt:
             loads[bucket.server] += bucket.elements * ITEM_BYTES[kind.wire_dtype]
@@ -136,10 +129,7 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
 def test_a_bucket_is_closed_once_it_is_full(given_arrays, cap_bytes):
     found, order = given_arrays
     for bucket in BucketLayout.of(found, order, cap_bytes).buckets:
-        sizes = [
-            (part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype]
-            for part in bucket.parts
-        ]
+        sizes = [bytes_of(part, found[part.array]) for part in bucket.parts]
         assert sum(sizes[:-1]) < cap_bytes, "the last part was put into a full bucket"
     open_buckets = {}
     for bucket in BucketLayout.of(found, order, cap_bytes).buckets:

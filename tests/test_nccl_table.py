@@ -93,6 +93,7 @@ RIGHT = {
     "Ring;allreduce:tree allreduce:tree;allgather:ring allgather:PAT reducescatter:nvls " + WHOLE,
     "proto": "Simple ll LL,LL128 ^LL128 allreduce:ll128 Simple;allreduce:ll",
 }
+NO_COLLECTIVE = f"is no collective; accepted are {', '.join(FUNCTIONS).lower()}"
 UNKNOWN = ("Foo", "Ring,Foo", "LL,Foo", "", ",", "^", "Ring;", "allreduce:", "Ring Tree", " LL")
 
 
@@ -120,14 +121,7 @@ def test_selections_that_every_collective_can_use_are_kept(name, text):
         ("algo", "allreduce:PAT", "leaves allreduce without an algorithm"),
         ("proto", "^LL,LL128,Simple", "without a protocol"),
         *((name, text, f"nccl.{name}=") for name in ("algo", "proto") for text in UNKNOWN),
-        *(
-            (
-                name,
-                "alltoall:ring",
-                f"is no collective; accepted are {', '.join(FUNCTIONS).lower()}",
-            )
-            for name in ("algo", "proto")
-        ),
+        *((name, "alltoall:ring", NO_COLLECTIVE) for name in ("algo", "proto")),
     ],
 )
 def test_selections_that_leave_a_collective_nothing_or_name_what_is_not_there(name, text, says):
@@ -171,13 +165,8 @@ def test_free_text_is_printable_ascii(name, text):
 
 
 def test_the_sharp_preset_sets_the_variables_of_the_plugin_s_page():
-    expected = {
-        "NCCL_COLLNET_ENABLE": "1",
-        "NCCL_PLUGIN_P2P": "ib",
-        "NCCL_SHARP_MAX_COMMS": "1",
-        "NCCL_IB_PCI_RELAXED_ORDERING": "0",
-        "SHARP_COLL_ENABLE_SAT": "1",
-    }
+    expected = {"NCCL_COLLNET_ENABLE": "1", "NCCL_PLUGIN_P2P": "ib", "NCCL_SHARP_MAX_COMMS": "1"}
+    expected |= {"NCCL_IB_PCI_RELAXED_ORDERING": "0", "SHARP_COLL_ENABLE_SAT": "1"}
     assert composed("nccl=sharp")[0] == expected
     typed = ("nccl.sharp_max_comms=2", "nccl.other.SHARP_COLL_ENABLE_SAT=0")
     changes = {"NCCL_SHARP_MAX_COMMS": "2", "SHARP_COLL_ENABLE_SAT": "0"}
