@@ -586,6 +586,10 @@ BELOW = {
 }
 # Those of 1b with real ranks, and those that no raw file can hold.
 ELSEWHERE = {
+    "17 faults that begin with the timed windows": (
+        "test_live_faults.py",
+        "a_fault_that_begins_with_the_timed_windows",
+    ),
     "no exchange in a cell of real ranks": ("test_measuring.py", "replicas_equal"),
     "gradient faults of real ranks": ("test_as_asked.py", "test_faults_of_the_exchange_are_found"),
     "host sleeps between iterations": ("test_as_asked.py", "time_between_steps"),
