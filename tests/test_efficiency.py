@@ -178,7 +178,10 @@ def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
         study = tmp_path / "-".join(["study", *wrong]).replace("/", "_")
         for one in (dataclasses.replace(own, metrics=own.metrics | wrong), *alone):
             write(study, one)
-        differences = [(one.recorded, one.recomputed) for one in verify(study).differences]
+        differences = []
+        for one in verify(study).differences:
+            if one.field.startswith("metrics "):  # records of the simulator have names of their own
+                differences.append((one.recorded, one.recomputed))
         assert differences == [(value, own.metrics[name]) for name, value in wrong.items()]
     CellFolder(study / alone[0].cell.folder).record.unlink()
     unknown = {f"metrics {name}" for name in (EFFICIENCY, EXPOSED, HIDDEN)}
