@@ -79,7 +79,8 @@ def codes_of_time(ms):
     record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
     fired = set()
     for check in (limits.not_stationary, limits.pauses):
-        if check.judge(record, ValidityLimits()) is not None:
+        sentence = check.judge(record, ValidityLimits())
+        if isinstance(sentence, str) and sentence:
             fired.add(check.code)
     return fired
 
