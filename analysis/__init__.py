@@ -3,6 +3,17 @@
 In a notebook, `from analysis import open_study`; analysis/example.ipynb shows what it gives.
 """
 
+import sys
+
+# `python -m` puts the working folder first, where a study of somebody else may hold a numpy.py.
+# (Python 3.10 has no safe_path.)
+if (
+    sys.argv[:1] == ["-m"]
+    and not getattr(sys.flags, "safe_path", sys.flags.isolated)
+    and f"{sys.path[0]}/analysis" not in __path__
+):
+    sys.path.pop(0)
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf import groups
 from conf.cell import Cell
+from conf.options import Refused
 from conf.targets import locate_without_torch
 
 Line = Mapping[str, Any]
@@ -53,11 +55,13 @@ Derive = Callable[[RankLines, Cell], Derived]
 def function_of(cell: Cell) -> Derive | None:
     """Return the derive function that a benchmark's YAML names; None: its `result` line has all.
 
-    Raises Refused: it cannot be imported, or imports torch.
+    Raises Refused: only a record names it, it cannot be imported, or it imports torch.
     """
     dotted = cell.declared.get("benchmark", {}).get("derive")
     if dotted is None:
         return None
+    if not groups.declares("derive", dotted):
+        raise Refused(f"{dotted!s:.200} is not run ({groups.NOT_DECLARED})")
     derive: Derive = locate_without_torch(dotted)
     return derive
 

@@ -77,11 +77,6 @@ def read(arguments: Sequence[str]) -> CommandLine:
     folder = None
     if options.config_dir is not None:
         folder = Path(options.config_dir).absolute()
-        if not folder.is_dir():
-            raise Refused(
-                f"--config-dir {options.config_dir}: is no folder; accepted is one with "
-                "DIR/model/NAME.yaml, …"
-            )
     return CommandLine(
         overrides=overrides,
         multirun=options.multirun,

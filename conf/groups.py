@@ -35,6 +35,7 @@ Rules stand in files only: typed on the command line they are refused. `--config
 DIR/strategy/NAME.yaml and DIR/benchmark/NAME.yaml to the choices.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,6 +52,10 @@ from conf.options import Refused, accepted, check, closest
 from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
+CONFIG_DIR = "a folder with YAML of your own, as launch.py has it: the code that these name is run"
+NOT_DECLARED = (
+    "a record names it, and no YAML of this installation does (--config-dir DIR adds yours)"
+)
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,99}")
 SERVER_NODES = "server_nodes"
 WITH_TARGET = ("strategy", "benchmark")
@@ -200,6 +205,11 @@ def add_config_dir(folders: Iterable[Path]) -> None:
     _folders[1:] = folders
     try:
         for folder in _folders[1:]:
+            if not folder.is_dir():
+                raise Refused(
+                    f"--config-dir {folder}: is no folder; accepted is one with "
+                    "DIR/model/NAME.yaml, …"
+                )
             for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
                 if path.is_file():
                     _refuse_unplain(path)
@@ -269,6 +279,16 @@ def choice(group: str, name: Any) -> GroupChoice:
             f"{group}.name={name}: accepted are {', '.join(names)}{closest(str(name), names)}"
         )
     return _read(group, name, path)
+
+
+def declares(role: str, dotted: Any) -> bool:
+    """Return whether a benchmark's YAML of this installation names this code for a role of Code."""
+    for name in choices("benchmark"):
+        # a broken file of the user's own declares nothing
+        with contextlib.suppress(Refused, OSError):
+            if choice("benchmark", name).code.get(role) == dotted:
+                return True
+    return False
 
 
 def of_model(model: str, option: str) -> Any:

@@ -138,13 +138,15 @@ def test_a_benchmark_of_ones_own_runs(timed_barrier):
     assert declared["section"] == "my_package.barrier.section.section"
 
 
-def report_again(own, monkeypatch, is_found=True):
-    """What a report says where nobody has read the YAML, and Python finds the package or not."""
+def report_again(own, monkeypatch, is_found=True, is_declared=True):
+    """What a report says where a YAML names the code or only the record does, and Python finds it or not."""
     forget_package()
+    more = ["--config-dir", str(own.folder / "conf")] if is_declared else []
     with monkeypatch.context() as patch:
         if is_found:
             patch.syspath_prepend(str(own.folder / "src"))
-        assert analysis(["report", str(own.folder / "outputs" / "default")]) == 0
+        assert analysis(["report", str(own.folder / "outputs" / "default"), *more]) == 0
+    groups.add_config_dir([])
     forget_package()
     return (own.folder / "outputs" / "default" / "report" / "report.md").read_text()
 
@@ -162,9 +164,11 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(
     assert '<a href="#barrier">Barriers</a>' in page
     written = (folder / "report.md").read_text()
     assert report_again(own, monkeypatch) == written
-    text = report_again(own, monkeypatch, is_found=False)
     name = "my\\_package.barrier.section.section"
-    assert f"This section cannot be made: {name}: cannot be imported (ModuleNotFound" in text
+    text = report_again(own, monkeypatch, is_declared=False)
+    assert f"This section was not made: {name} is not run (a record names it, and no YAML" in text
+    text = report_again(own, monkeypatch, is_found=False)
+    assert f"This section was not made: {name}: cannot be imported (ModuleNotFound" in text
     assert "## Every cell" in text and not (folder / "tables" / "barriers.csv").exists()
     fails = "def section(study, findings):\n    return 1 / 0\n"
     (own.folder / "src" / "my_package" / "barrier" / "section.py").write_text(fails)

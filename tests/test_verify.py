@@ -41,6 +41,21 @@ def one(study, tmp_path):
     return shutil.copytree(source, tmp_path / "study" / "cell"), tmp_path / "study"
 
 
+@pytest.fixture
+def declares(tmp_path):
+    """Have a YAML of the user's own name a derive function."""
+
+    def declare(dotted):
+        (tmp_path / "conf" / "benchmark").mkdir(parents=True, exist_ok=True)
+        name = f"mine_{dotted.replace('.', '_')}"
+        text = f"name: {name}\n_target_: a.b\ncode: {{derive: {dotted}}}\n"
+        (tmp_path / "conf" / "benchmark" / f"{name}.yaml").write_text(text)
+        groups.add_config_dir([tmp_path / "conf"])
+
+    yield declare
+    groups.add_config_dir([])
+
+
 def assembled(folder, **declared):
     """The record that a cell's lines give, where its benchmark declares something else."""
     if declared:
@@ -195,15 +210,36 @@ def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
     assert "nowhere: no such folder; accepted is" in capsys.readouterr().err
 
 
-def test_a_derive_function_that_fails_ends_its_cell_only(one):
+def test_a_derive_function_that_fails_ends_its_cell_only(one, declares):
     folder, _ = one
     for dotted in ("os.path.nothing", "json.loads"):
+        declares(dotted)
         record = assembled(folder, derive=dotted)
         assert (record.state, record.failure.cause, record.metrics) == ("failed", "exception", {})
         assert "the lines of the ranks are incomplete" in record.failure.message
     lines = read_lines(folder / "ranks" / "0.jsonl")
     facts = next(line for line in lines if line["kind"] == "result")
     assert assembled(folder, derive=None).checks == facts["checks"] | {"versions_differ": {}}
+
+
+def test_numbers_of_ones_own_derive_are_checked_where_its_yaml_is_named(
+    one, declares, monkeypatch, capsys
+):
+    folder, study = one
+    text = "from benchmarks.training.derive import throughput as derive\n"
+    (study.parent / "users_own.py").write_text(text)
+    monkeypatch.syspath_prepend(study.parent)
+    declares("users_own.derive")
+    write(CellFolder(folder), assembled(folder, derive="users_own.derive"))
+    sys.modules.pop("users_own")
+    status, found = verified(capsys, study)
+    assert (status, found["recomputed"]) == (0, 0) and "users_own" not in sys.modules
+    (omission,) = found["not_recomputed"]
+    said = "users_own.derive is not run (a record names it, and no YAML of this installation does"
+    assert omission["reason"].startswith(said)
+    assert main(["verify", str(study), "--config-dir", str(study.parent / "conf")]) in (0, 1)
+    assert "1 of 1 record recomputed" in capsys.readouterr().out
+    sys.modules.pop("users_own")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +256,8 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
         ("return Derived(checks=lines)", ""),
     ],
 )
-def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, said):
+def test_what_no_record_can_hold_ends_its_cell_only(one, declares, monkeypatch, derive, said):
+    declares("users_derive.derive")
     folder, _ = one
     head = "from benchmarks.derived import Derived\n\n\ndef derive(lines, cell):\n    "
     (folder.parent / "users_derive.py").write_text(f"{head}{derive}\n")

@@ -23,6 +23,7 @@ from analysis.text import join_words, single_line
 from benchmarks.record import read_study
 from benchmarks.record.folder import sha256
 from benchmarks.record.safe_text import one_line
+from conf import groups
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside each "
         "other. LABEL=FOLDER gives one a name"
     )
+    add("--config-dir", metavar="DIR", type=Path, help=groups.CONFIG_DIR)
     add("studies", metavar="STUDY", nargs="+", help=studies)
     output = "where to write; default: STUDY/report, of several report-NAMES-HASH beside the first"
     add("-o", "--output", metavar="DIR", type=Path, help=output)
@@ -59,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.command == "seconds":
         return _seconds(arguments)
+    groups.add_config_dir([arguments.config_dir] if arguments.config_dir else [])
     if arguments.bundle:
         return _bundle(arguments)
     paths = [StudyPath.of(text) for text in arguments.studies]

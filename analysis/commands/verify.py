@@ -18,6 +18,7 @@ from analysis.text import count, single_line
 from analysis.verification.verify_study import Verification, verify
 from benchmarks.record import CellFolder, record_paths
 from benchmarks.record.encoding import jsonable
+from conf import groups
 
 MOST_ROWS = 40
 LONGEST = 40  # characters of a value
@@ -33,6 +34,7 @@ DIFFERENCES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
+    add("--config-dir", metavar="DIR", type=Path, help=groups.CONFIG_DIR)
     add("studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle")
     pack = "then pack the raw samples of a study that is right (.gz)"
     add("--pack", action="store_true", help=pack)
@@ -40,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; 1: a value does, or samples are missing. Raises UnreadableInput."""
+    groups.add_config_dir([arguments.config_dir] if arguments.config_dir else [])
     results: dict[str, Verification] = {}
     for name in arguments.studies:
         with opened(Path(name)) as root:

@@ -49,7 +49,7 @@ from analysis.study.study import Study, open_study
 from analysis.text import count, first_lines, join_words, sentence, single_line
 from analysis.validity.checks import changed_limits
 from analysis.verification.quick import QuickCheck
-from conf.groups import choice
+from conf import groups
 from conf.options import Refused
 from conf.targets import locate_without_torch
 
@@ -211,8 +211,8 @@ def limits_sentence(study: Study) -> str:
 def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
     """Return {benchmark: its section}: Ringside's, then others in the order of their runs.
 
-    The YAML of this installation names the function that makes it, and where that has no such
-    benchmark the record.
+    A YAML of this installation names the function that makes it; a name that only a record has is
+    not imported.
     """
     dotted_names: dict[str, str] = dict.fromkeys(benchmarks_section.ORDER, "")
     for record in study.records:
@@ -220,13 +220,15 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
         if not dotted_names.get(benchmark):
             dotted = record.cell.declared.get("benchmark", {}).get("section")
             with contextlib.suppress(Refused):  # a benchmark that is not in this installation
-                dotted = choice("benchmark", benchmark).code.get("section") or dotted
+                dotted = groups.choice("benchmark", benchmark).code.get("section") or dotted
             dotted_names[benchmark] = str(dotted or "")
     sections = {}
     for benchmark, dotted in dotted_names.items():
         if not dotted:
             continue
         try:
+            if not groups.declares("section", dotted):
+                raise Refused(f"{dotted} is not run ({groups.NOT_DECLARED})")
             section = locate_without_torch(dotted)(study, findings)
             if not isinstance(section, Section):
                 raise TypeError(f"it returned {type(section).__name__}, accepted is a Section")
@@ -236,7 +238,7 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
             why = str(error)
         except Exception as error:  # code of a user may raise anything, and ends only its section
             why = f"{dotted} failed ({type(error).__name__}: {error})"
-        line = single_line(f"This section cannot be made: {why}.", 600)
+        line = single_line(f"This section was not made: {why}.", 600)
         title = f"Benchmark {single_line(benchmark, 80)}"
         sections[benchmark] = Section(benchmark, title, (line,))
     return sections

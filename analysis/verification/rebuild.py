@@ -9,6 +9,7 @@ from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.record_values import COST_ALONE
 from analysis.input_files import UnreadableInput
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
+from analysis.text import single_line
 from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.trace_summary import summarize, trace_metrics
@@ -18,6 +19,7 @@ from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line
 from benchmarks.record import CellFolder, Kind, Record, decoded
 from benchmarks.record.folder import find_raw, stored
+from conf.options import Refused
 
 PROFILED = "profiled"  # the code of the finding that a profiled pass leaves
 
@@ -113,7 +115,11 @@ def _lines(record: Record, folder: CellFolder) -> RankLines:
         for rank, own in lines.items():
             if not own or own[-1]["kind"] != Kind.DONE:
                 raise IncompleteLines(f"ranks/{rank}.jsonl is cut: its last line is not `done`")
-    if function_of(record.cell) is None:
+    try:
+        derive = function_of(record.cell)
+    except Refused as error:
+        raise NotRecomputable(single_line(error)) from None
+    if derive is None:
         benchmark = record.cell.benchmark["name"]
         raise NotRecomputable(f"benchmark={benchmark} declares no derive function")
     if result_line(lines) is None:

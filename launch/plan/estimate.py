@@ -125,13 +125,14 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     `first`: of its sweep; `cached`: the compiled graphs that the study's folder has.
     """
     seconds = UNKNOWN_SECONDS[cell.device]
-    rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
-    if rule:
-        # What fails, as of a damaged record, ends no sweep.
-        with contextlib.suppress(Refused, TypeError, ValueError, LookupError, ArithmeticError):
+    # What fails ends no sweep, as of a damaged record, or of a benchmark of another installation.
+    with contextlib.suppress(Refused, TypeError, ValueError, LookupError, ArithmeticError):
+        rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
+        by_rule = math.inf
+        if rule:
             by_rule = float(call_dotted(rule, cell))
-            if 0 <= by_rule < math.inf:
-                seconds = by_rule
+        if 0 <= by_rule < math.inf:
+            seconds = by_rule
     seconds += START_SECONDS[cell.device]
     if first:
         seconds += FIRST_SECONDS[cell.device]
