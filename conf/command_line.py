@@ -116,25 +116,21 @@ def normalise(overrides: Sequence[str]) -> list[str]:
             )
         if key in GROUPS and text.startswith(f"{key}=["):
             raise Refused(f"{text}: accepted is one choice, or with -m several without brackets")
-        texts.append(_quoted(text))
+        # Quotes where Hydra would misread a value.
+        selection = SELECTIONS.fullmatch(text)
+        path = PATHS.fullmatch(text)
+        prefix = PREFIX.fullmatch(text)
+        if text.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
+            text = f"++nccl.other.{text.split('.', 2)[2]}"
+        elif selection:
+            text = f"{selection[1]}'{selection[2]}'"
+        elif path:
+            quote = "'"
+            if quote in path[2]:
+                quote = '"'
+            text = f"{path[1]}{quote}{path[2]}{quote}"
+        elif prefix:
+            words = [f"'{word}'" for word in prefix[2].split(",")]
+            text = f"{prefix[1]}[{','.join(words)}]"
+        texts.append(text)
     return texts
-
-
-def _quoted(text: str) -> str:
-    """Return one override with quotes where Hydra would misread its value."""
-    if text.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
-        return f"++nccl.other.{text.split('.', 2)[2]}"
-    selection = SELECTIONS.fullmatch(text)
-    if selection:
-        return f"{selection[1]}'{selection[2]}'"
-    path = PATHS.fullmatch(text)
-    if path:
-        quote = "'"
-        if quote in path[2]:
-            quote = '"'
-        return f"{path[1]}{quote}{path[2]}{quote}"
-    prefix = PREFIX.fullmatch(text)
-    if prefix:
-        words = [f"'{word}'" for word in prefix[2].split(",")]
-        return f"{prefix[1]}[{','.join(words)}]"
-    return text

@@ -41,36 +41,33 @@ def answer(line: CommandLine) -> None:
             print(f"  {group}: {', '.join(groups.choices(group))}")
         print("", text["footer"].rstrip(), sep="\n")
     for topic in line.overrides if line.help else ():
-        _print_topic(topic.lstrip("+~"))
-
-
-def _print_topic(topic: str) -> None:
-    """Print the help of a group (`nccl`), a choice (`strategy=none`) or an option (`nccl.algo`)."""
-    out = console()
-    key, _, value = topic.partition("=")
-    group = key.partition(".")[0]
-    if key in GROUPS and value in groups.choices(key):
-        out.print(groups.files(key)[value].read_text(encoding="utf-8").rstrip(), markup=False)
-        return
-    if group in groups.WITH_RULES or key in GROUPS:
-        choices = [(name, about_choice(group, name)) for name in groups.choices(group)]
-        out.print(_table([f"{group}=", "meaning"], choices))
-    for option, words in (("gpus", subsets.GPU_WORDS), ("nodes", subsets.NODE_WORDS)):
-        if key == option:
-            out.print(_table([f"{option}=", "meaning"], words.items()))
-    options = []
-    rows = []
-    for row in option_rows(Config, ""):
-        options.append(row[0])
-        if row[0] == key or row[0].startswith(f"{key}."):
-            rows.append(row)
-    if rows:
-        out.print(_table(["option", "meaning", "accepted", "default"], rows))
-    if group in groups.WITH_RULES:
-        out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
-    elif not rows and key not in GROUPS:
-        near = closest(key, [*GROUPS, *options])
-        raise Refused(f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{near}")
+        out = console()
+        # A group (nccl), a choice (strategy=none) or an option (nccl.algo).
+        key, _, value = topic.lstrip("+~").partition("=")
+        group = key.partition(".")[0]
+        if key in GROUPS and value in groups.choices(key):
+            file = groups.files(key)[value]
+            out.print(file.read_text(encoding="utf-8").rstrip(), markup=False)
+            continue
+        if group in groups.WITH_RULES or key in GROUPS:
+            choices = [(name, about_choice(group, name)) for name in groups.choices(group)]
+            out.print(_table([f"{group}=", "meaning"], choices))
+        for option, words in (("gpus", subsets.GPU_WORDS), ("nodes", subsets.NODE_WORDS)):
+            if key == option:
+                out.print(_table([f"{option}=", "meaning"], words.items()))
+        options = []
+        rows = []
+        for row in option_rows(Config, ""):
+            options.append(row[0])
+            if row[0] == key or row[0].startswith(f"{key}."):
+                rows.append(row)
+        if rows:
+            out.print(_table(["option", "meaning", "accepted", "default"], rows))
+        if group in groups.WITH_RULES:
+            out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
+        elif not rows and key not in GROUPS:
+            near = closest(key, [*GROUPS, *options])
+            raise Refused(f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{near}")
 
 
 def option_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:

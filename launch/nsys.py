@@ -57,7 +57,28 @@ class Nsys:
         """
         whole, partial = (report.with_name(report.name + suffix) for suffix in (REPORT, PARTIAL))
         if not whole.exists() and partial.exists():
-            self._import(partial)
+            # nsys did not find its own importer, which stands beside the folder of nsys, followed
+            # through symbolic links.
+            program = self.path.absolute()
+            importer: Path | None = None
+            while importer is None:
+                importer = next(program.parent.parent.glob("*/QdstrmImporter"), None)
+                if not program.is_symlink():
+                    break
+                program = program.parent / program.readlink()
+            if importer is None:
+                raise UnreadableInput(
+                    f"nsys {self.version} could not import its report: its program QdstrmImporter "
+                    f"is missing; what it recorded is kept: {partial}"
+                )
+            command = [importer, "-i", partial]
+            try:
+                subprocess.run(command, capture_output=True, timeout=IMPORT_SECONDS, check=True)
+                partial.unlink(missing_ok=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UnreadableInput(
+                    f"{importer} failed ({error}); what nsys recorded is kept: {partial}"
+                ) from None
         if not whole.exists():
             raise UnreadableInput(
                 f"nsys {self.version} ended and left no report: nothing was recorded"
@@ -68,31 +89,6 @@ class Nsys:
             return exported(whole, report.parent, str(self.path))
         except UnreadableInput as error:
             raise UnreadableInput(f"{error}; the report is kept: {whole}") from None
-
-    def _import(self, partial: Path) -> None:
-        """Make the report of a recording, where nsys does not find its own importer."""
-        # Beside the folder of nsys, followed through symbolic links.
-        program = self.path.absolute()
-        importer: Path | None = None
-        while importer is None:
-            importer = next(program.parent.parent.glob("*/QdstrmImporter"), None)
-            if not program.is_symlink():
-                break
-            program = program.parent / program.readlink()
-        if importer is None:
-            raise UnreadableInput(
-                f"nsys {self.version} could not import its report: its program QdstrmImporter is "
-                f"missing; what it recorded is kept: {partial}"
-            )
-        try:
-            subprocess.run(
-                [importer, "-i", partial], capture_output=True, timeout=IMPORT_SECONDS, check=True
-            )
-            partial.unlink(missing_ok=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise UnreadableInput(
-                f"{importer} failed ({error}); what nsys recorded is kept: {partial}"
-            ) from None
 
 
 def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:

@@ -314,9 +314,45 @@ class SweepRun:
         return closed
 
     def _try_cell(self, index: int) -> None:
-        """Measure a cell; it fails where its folder holds a file of somebody else or is lost."""
+        """Measure a cell unless another launcher measures or has finished it; show it.
+
+        It fails where its folder holds a file of somebody else or is lost.
+        """
+        planned = self.cells[index]
         try:
-            self._run_cell(index)
+            lost = self.engine.lost(planned.cell)
+            if lost:
+                self._skip(index, SKIPPED, lost)
+                return
+            with self.study.lock(planned.cell) as is_locked:
+                if not is_locked:
+                    self.held.append(index)
+                    self.screen.hold(index)
+                    return
+                # Another launcher may have finished it while this one was at other cells.
+                earlier = None
+                if self.config.resume:
+                    earlier = self.study.finished(planned.cell, self.here)
+                if earlier:
+                    self.done[index] = earlier
+                    self.known.append(earlier)
+                    self.screen.settle(index, "done before", earlier)
+                    return
+
+                def progress(watch: Watch) -> None:
+                    self._quiet = self._quiet or watch.needs_quiet
+                    self.screen.progress(index, watch)
+
+                record = self.runner.measure(planned, [*self.known], progress)
+            self.known.append(record)
+            self.measured.append(record)
+            self.screen.settle(index, record.state, record)
+            with contextlib.suppress(OSError):
+                output = self.study.folder_of(record).output
+                text = output.read_text(encoding="utf-8", errors="replace")
+                self.console.print(text, markup=False, soft_wrap=True, end="")
+            self.mlflow.log(record)
+            self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
         except NotOurs as error:
             self._skip(index, "failed", str(error))
         except OSError as error:
@@ -334,41 +370,6 @@ class SweepRun:
         self._note(
             f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}"
         )
-
-    def _run_cell(self, index: int) -> None:
-        """Measure a cell unless another launcher measures or has finished it; show it."""
-        planned = self.cells[index]
-        lost = self.engine.lost(planned.cell)
-        if lost:
-            self._skip(index, SKIPPED, lost)
-            return
-        with self.study.lock(planned.cell) as is_locked:
-            if not is_locked:
-                self.held.append(index)
-                self.screen.hold(index)
-                return
-            # Another launcher may have finished it while this one was at other cells.
-            earlier = self.study.finished(planned.cell, self.here) if self.config.resume else None
-            if earlier:
-                self.done[index] = earlier
-                self.known.append(earlier)
-                self.screen.settle(index, "done before", earlier)
-                return
-
-            def progress(watch: Watch) -> None:
-                self._quiet = self._quiet or watch.needs_quiet
-                self.screen.progress(index, watch)
-
-            record = self.runner.measure(planned, [*self.known], progress)
-        self.known.append(record)
-        self.measured.append(record)
-        self.screen.settle(index, record.state, record)
-        with contextlib.suppress(OSError):
-            output = self.study.folder_of(record).output
-            text = output.read_text(encoding="utf-8", errors="replace")
-            self.console.print(text, markup=False, soft_wrap=True, end="")
-        self.mlflow.log(record)
-        self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
 
     def _note(self, text: str) -> None:
         self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)

@@ -69,8 +69,23 @@ def _machine(nvml: Any, sysfs: Path) -> Topology:
     paths: dict[Device, Path] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        gpu = _query_gpu(nvml, index, handle, sysfs)
-        paths[index] = _pci_device(sysfs, gpu.bus_id)
+        name = _ask(nvml, "GetName", handle)
+        bus_id = _normal_bus_id(_ask(nvml, "GetPciInfo", handle))
+        words = ((os.cpu_count() or 1) + 63) // 64
+        cpus = _ask(nvml, "GetCpuAffinity", handle, words)
+        nodes = cpu_list(_word_mask(_ask(nvml, "GetMemoryAffinity", handle, 1, 0)))  # 0: NUMA node
+        paths[index] = _pci_device(sysfs, bus_id)
+        if nodes is None:
+            nodes = _numa_node(paths[index])
+        gpu = Gpu(
+            index=index,
+            cpu_affinity=cpu_list(_word_mask(cpus)),
+            numa_affinity=nodes,
+            name=name,
+            uuid=_ask(nvml, "GetUUID", handle),
+            bus_id=bus_id,
+            nvlink_gb_per_s=nvlink_gb_per_s(name),
+        )
         handles.append(handle)
         gpus.append(gpu)
         ends.append(_nvlink_ends(nvml, handle))
@@ -108,25 +123,6 @@ def _ask(nvml: Any, call: str, *arguments: object) -> Any:
     except (nvml.NVMLError, AttributeError):  # AttributeError: nvidia-ml-py without this call
         return None
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _query_gpu(nvml: Any, index: int, handle: Any, sysfs: Path) -> Gpu:
-    name = _ask(nvml, "GetName", handle)
-    bus_id = _normal_bus_id(_ask(nvml, "GetPciInfo", handle))
-    words = ((os.cpu_count() or 1) + 63) // 64
-    cpus = _ask(nvml, "GetCpuAffinity", handle, words)
-    nodes = cpu_list(_word_mask(_ask(nvml, "GetMemoryAffinity", handle, 1, 0)))  # 0: NUMA node
-    if nodes is None:
-        nodes = _numa_node(_pci_device(sysfs, bus_id))
-    return Gpu(
-        index=index,
-        cpu_affinity=cpu_list(_word_mask(cpus)),
-        numa_affinity=nodes,
-        name=name,
-        uuid=_ask(nvml, "GetUUID", handle),
-        bus_id=bus_id,
-        nvlink_gb_per_s=nvlink_gb_per_s(name),
-    )
 
 
 def _word_mask(words: Iterable[int] | None) -> int:

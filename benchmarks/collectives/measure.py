@@ -77,11 +77,21 @@ class CollectiveBenchmark:
     def measure(self) -> None:
         """Measure every size in every placement, and write the samples. Collective."""
         self._reporter.phase("measure")
-        options, reporter = self._options, self._reporter
+        options, reporter, coalesced = self._options, self._reporter, self._coalesced
+        count = self._iterations * coalesced
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             for size, placement in itertools.product(sizes(self._cell), placements(self._cell)):
                 in_place = placement == "in_place"
-                schedule = self._schedule(size, in_place)
+                # A call for each iteration, on the part of the buffers where nccl-tests makes it:
+                # one collective, or a group of several.
+                calls = []
+                for position in range(min(max(1, largest_bytes(self._cell) // size), count)):
+                    send, receive = self._views(size, in_place, position)
+                    calls.append(self._calls.prepare(self._name, send, receive))
+                schedule = []
+                for first in range(0, count, coalesced):
+                    group = [calls[turn % len(calls)] for turn in range(first, first + coalesced)]
+                    schedule.append(self._joined(group))
                 for turn in range(int(options["warmup"]) + 1):  # one always, as nccl-tests does
                     schedule[turn % len(schedule)]()
                     reporter.beat()
@@ -93,30 +103,13 @@ class CollectiveBenchmark:
                     wrong = self._wrong(size, in_place)
                     reporter.line(Kind.WRONG, purpose=purpose, elements=wrong, **facts)
                 if options["percentiles"] and not options["cuda_graph"]:
-                    calls = itertools.cycle(schedule)
+                    turns = itertools.cycle(schedule)
 
-                    def iterate(calls: Any = calls) -> None:
-                        next(calls)()
+                    def iterate(turns: Any = turns) -> None:
+                        next(turns)()
 
                     block = self._clock.block(iterate, self._iterations, reporter.beat)
                     reporter.block(purpose, block, 0, **facts)
-
-    def _schedule(self, size: int, in_place: bool) -> list[Any]:
-        """Return a call for each iteration, on the part of the buffers where nccl-tests makes it.
-
-        Each is one collective, or a group of several.
-        """
-        count = self._iterations * self._coalesced
-        positions = max(1, largest_bytes(self._cell) // size)
-        calls = []
-        for position in range(min(positions, count)):
-            send, receive = self._views(size, in_place, position)
-            calls.append(self._calls.prepare(self._name, send, receive))
-        schedule = []
-        for first in range(0, count, self._coalesced):
-            group = [calls[turn % len(calls)] for turn in range(first, first + self._coalesced)]
-            schedule.append(self._joined(group))
-        return schedule
 
     def _views(self, size: int, in_place: bool, position: int) -> tuple[Tensor, Tensor]:
         ranks = self._ranks

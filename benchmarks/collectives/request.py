@@ -166,30 +166,22 @@ def refuse(cell: Cell, room: Room) -> None:
             why = "has no form in place"
         accepted = "accepted is the other, or both"
         raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
-    _refuse_calls(cell)
-    sizes(cell)
-    buffers = 1 if measured == ("in_place",) else 2
-    needed = buffers * largest_bytes(cell) + OWN_BYTES[cell.device]
-    refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", room)
-
-
-def _refuse_calls(cell: Cell) -> None:
-    """Refuse what CPU workers or torch.distributed cannot call."""
-    options = cell.benchmark
-    name, coalesced = options["collective"], options["coalesced"]
+    calls, coalesced = options["calls"], options["coalesced"]
     if cell.device == "cpu":
         where = "accepted on GPUs only, not on CPU workers"
-        if options["calls"] == "nccl":
+        if calls == "nccl":
             raise Refused(f"benchmark.calls=nccl: {where}")
         if options["cuda_graph"]:
             raise Refused(f"benchmark.cuda_graph=true: {where}")
-    if options["calls"] != "torch":
-        return
-    if cell.world_size == 1 and name == "send_recv":
+    if calls == "torch" and cell.world_size == 1 and name == "send_recv":
         why = "one rank has no other to send to; accepted are two or more"
         raise Refused(f"benchmark.collective=send_recv: {why}")
-    if coalesced > 1 and name not in COALESCED:
+    if calls == "torch" and coalesced > 1 and name not in COALESCED:
         raise Refused(
             f"benchmark.coalesced={coalesced}: torch.distributed joins {', '.join(COALESCED)}; "
             f"{name} is accepted with calls=nccl"
         )
+    sizes(cell)
+    buffers = 1 if measured == ("in_place",) else 2
+    needed = buffers * largest_bytes(cell) + OWN_BYTES[cell.device]
+    refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", room)

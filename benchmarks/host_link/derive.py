@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.derived import Derived, Line, RankLines, together
+from benchmarks.derived import Derived, RankLines, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from conf.cell import Cell
@@ -29,14 +29,34 @@ FIRST = ("host_link/all_both_gb_per_s", "host_link/one_both_gb_per_s")
 def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return a row for each operation, alone and all at once, the metrics, and a printed table."""
     windows = together(lines, Kind.BLOCK, has="operation")
-    rows = [_row(window) for window in windows]
+    rows = []
     metrics = {}
-    for row in rows:
-        name = f"{MEMORIES[row['memory']][0]}_{row['operation']}_gb_per_s"
-        if row["at_once"] == 1:
-            metrics[f"host_link/one{name}"] = min(row["gb_per_s"])  # the slowest rank alone
-        else:
+    for window in windows:
+        facts, by_rank = window[0], [block["ms"] for block in window]
+        at_once = facts["at_once"]
+        counted = facts["counted_bytes"] * len(by_rank[0])
+        seconds = [math.fsum(ms) / 1e3 for ms in by_rank]
+        slowest = max(by_rank, key=sum)
+        low, high = statistics.mean_interval([slowest])
+        row = {
+            "operation": facts["operation"],
+            "memory": facts["memory"],
+            "at_once": at_once,
+            "threads": None,
+            "gb_per_s": [counted / own_seconds / 1e9 for own_seconds in seconds],
+            "sum_gb_per_s": None,
+            # Mean of the slowest rank, between its 95 % interval's ends.
+            "slowest_ms": [low, math.fsum(slowest) / len(slowest), high],
+        }
+        if facts["memory"] == "host":
+            row["threads"] = facts["threads"]
+        name = f"{MEMORIES[facts['memory']][0]}_{facts['operation']}_gb_per_s"
+        if at_once > 1:  # all is done when the slowest is
+            row["sum_gb_per_s"] = at_once * counted / max(seconds) / 1e9
             metrics[f"host_link/all{name}"] = row["sum_gb_per_s"]
+        else:
+            metrics[f"host_link/one{name}"] = min(row["gb_per_s"])  # the slowest rank alone
+        rows.append(row)
     for first in FIRST:
         if first in metrics:
             metrics = {first: metrics[first]} | metrics
@@ -55,34 +75,6 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     table = {"bytes": size, "gpus": list(cell.gpus), "rows": rows}
     output = "\n".join(_table_lines(rows, cell, size))
     return Derived(metrics, tables={"host_link": table}, checks=checks, output=output)
-
-
-def _row(window: Sequence[Line]) -> dict[str, Any]:
-    """Return one row: GB/s of every rank, all at once or each while the others wait."""
-    facts, by_rank = window[0], [block["ms"] for block in window]
-    counted = facts["counted_bytes"] * len(by_rank[0])
-    seconds, rates = [], []
-    for ms in by_rank:
-        own_seconds = math.fsum(ms) / 1e3
-        seconds.append(own_seconds)
-        rates.append(counted / own_seconds / 1e9)
-    slowest = max(by_rank, key=sum)
-    low, high = statistics.mean_interval([slowest])
-    row = {
-        "operation": facts["operation"],
-        "memory": facts["memory"],
-        "at_once": facts["at_once"],
-        "threads": None,
-        "gb_per_s": rates,
-        "sum_gb_per_s": None,
-        # Mean of the slowest rank, between its 95 % interval's ends.
-        "slowest_ms": [low, math.fsum(slowest) / len(slowest), high],
-    }
-    if facts["memory"] == "host":
-        row["threads"] = facts["threads"]
-    if facts["at_once"] > 1:  # all is done when the slowest is
-        row["sum_gb_per_s"] = facts["at_once"] * counted / max(seconds) / 1e9
-    return row
 
 
 def _table_lines(rows: Sequence[Mapping[str, Any]], cell: Cell, size: int) -> list[str]:

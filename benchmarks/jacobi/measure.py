@@ -33,19 +33,38 @@ class Solved(NamedTuple):
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Solve the grid on rank 0 alone, then on all ranks. Collective."""
-    exchange = cell.benchmark["exchange"]
+    device, exchange = ranks.device, cell.benchmark["exchange"]
     stream: Any = contextlib.nullcontext()
-    if ranks.device.type == "cuda":
-        stream = torch.cuda.stream(torch.cuda.Stream(ranks.device))  # flags are awaited there
+    if device.type == "cuda":
+        stream = torch.cuda.stream(torch.cuda.Stream(device))  # flags are awaited there
     solutions: list[torch.Tensor] = []  # of rank 0 alone
     with stream:
         reporter.phase("one rank")
 
         def alone() -> None:
-            solutions.append(_solve_alone(cell, ranks.device, reporter))
+            """Solve the whole grid on this rank, and time copies of it."""
+            nx, ny = cell.benchmark["nx"], cell.benchmark["ny"]
+            slab = Slab(nx, ny, split(ny, 1)[0], device)
+
+            def idle() -> None:
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+
+            solver = Solver(cell, slab, OwnNeighbour(slab), reporter, idle, lambda change: change)
+            solutions.append(solver.measure("one rank").clone())
+            # Copies of one buffer to the other: what memory allows a stencil.
+            into, source = slab.buffers
+            into.copy_(source)
+            idle()
+            opened = time.perf_counter()
+            for _ in range(COPIES):
+                into.copy_(source)
+            idle()
+            seconds = time.perf_counter() - opened
+            reporter.line(Kind.GRID_COPIES, seconds=seconds, bytes=2 * source.nbytes * COPIES)
 
         ranks.on_rank_zero(alone, reporter.beat)
-        if ranks.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.empty_cache()
         reporter.phase("all ranks")
         difference = _solve_together(cell, ranks, solutions, reporter)
@@ -136,30 +155,6 @@ class Solver:
         if events:
             device_seconds = events[0].elapsed_time(events[1]) / 1e3
         return Solved(done, norm, seconds, device_seconds)
-
-
-def _solve_alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor:
-    """Solve the whole grid on this rank, and time copies of it. Return the solution."""
-    nx, ny = cell.benchmark["nx"], cell.benchmark["ny"]
-    slab = Slab(nx, ny, split(ny, 1)[0], device)
-
-    def idle() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    solver = Solver(cell, slab, OwnNeighbour(slab), reporter, idle, lambda change: change)
-    solution = solver.measure("one rank").clone()
-    # Copies of one buffer to the other: what memory allows a stencil.
-    into, source = slab.buffers
-    into.copy_(source)
-    idle()
-    opened = time.perf_counter()
-    for _ in range(COPIES):
-        into.copy_(source)
-    idle()
-    seconds = time.perf_counter() - opened
-    reporter.line(Kind.GRID_COPIES, seconds=seconds, bytes=2 * source.nbytes * COPIES)
-    return solution
 
 
 def _solve_together(

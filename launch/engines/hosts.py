@@ -165,20 +165,16 @@ class HostsEngine:
                 meeting=meeting | {"host": part.index},
             )
             if part.index == 0 and len(parts) > 1:
-                meeting["port"] = self._port(part)
-
-    def _port(self, first: "CellOnHost") -> int:
-        """Return where the first host listens for the ranks. Raises AgentGone, OSError."""
-        deadline = time.monotonic() + self._limits.start_timeout_s
-        while first.port is None:
-            first.news.wait(0.1)
-            first.news.clear()
-            if first.why or time.monotonic() > deadline:
-                why = first.why or "it did not say where its ranks meet"
-                raise OSError(f"host {first.host.name}: {why}")
-            if not first.host.answers(self._limits.lost_after_s):
-                raise AgentGone(f"host {first.host.name} is lost")
-        return first.port
+                deadline = time.monotonic() + self._limits.start_timeout_s
+                while part.port is None:
+                    part.news.wait(0.1)
+                    part.news.clear()
+                    if part.why or time.monotonic() > deadline:
+                        why = part.why or "it did not say where its ranks meet"
+                        raise OSError(f"host {part.host.name}: {why}")
+                    if not part.host.answers(self._limits.lost_after_s):
+                        raise AgentGone(f"host {part.host.name} is lost")
+                meeting["port"] = part.port
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment on one of its hosts, but its clock."""

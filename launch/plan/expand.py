@@ -215,7 +215,26 @@ def placements(
     if config.hosts is not None:
         slots = {host.name: host for host in listed_hosts(config.hosts) if host.slots}
     for chosen in host_sets(config.nodes, names):
-        for subset in _subsets_on(config, [hosts[name] for name in chosen]):
+        of_first: list[tuple[int, ...]] = []
+        for name in chosen:
+            try:
+                of_host = subsets(config, hosts[name].machine, hosts[name].topology)
+            except Refused as error:
+                raise Refused(f"host {name}: {error}") from None
+            of_first = of_first or of_host
+            if of_host != of_first:
+                texts = []
+                for sets in (of_first, of_host):
+                    text = ",".join(map(str, sets[0]))
+                    if len(sets) > 1:
+                        text += f" and {len(sets) - 1} more"
+                    texts.append(text)
+                raise Refused(
+                    f"gpus={','.join(config.gpus)}: means {texts[0]} on host {chosen[0]} and "
+                    f"{texts[1]} on host {name}; accepted is a subset that is the same on every "
+                    "host, such as gpus=0"
+                )
+        for subset in of_first:
             for name in chosen:
                 if name in slots and len(subset) > (slots[name].slots or 0):
                     raise Refused(
@@ -224,27 +243,3 @@ def placements(
                         f"hosts={config.hosts}"
                     )
             yield chosen, subset
-
-
-def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:
-    """Return what `gpus` means on every host of a set. Raises Refused: not the same."""
-    of_first: list[tuple[int, ...]] = []
-    for host in hosts:
-        try:
-            of_host = subsets(config, host.machine, host.topology)
-        except Refused as error:
-            raise Refused(f"host {host.name}: {error}") from None
-        of_first = of_first or of_host
-        if of_host != of_first:
-            texts = []
-            for sets in (of_first, of_host):
-                text = ",".join(map(str, sets[0]))
-                if len(sets) > 1:
-                    text += f" and {len(sets) - 1} more"
-                texts.append(text)
-            raise Refused(
-                f"gpus={','.join(config.gpus)}: means {texts[0]} on host {hosts[0].name} and "
-                f"{texts[1]} on host {host.name}; accepted is a subset that is the same on every "
-                "host, such as gpus=0"
-            )
-    return of_first

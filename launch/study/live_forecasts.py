@@ -63,39 +63,31 @@ class Forecasts:
             elif not _trained(measured):
                 forecast = {"refused": "no cell of the study was measured before it"}
             else:
-                forecast = self._forecast(cell, environment, measured)
+                at = now()
+                # Of what is about to run: it tells machine and links; its numbers enter nothing.
+                begun = Record(
+                    record_id="",
+                    cell_key=cell.key,
+                    name=cell.name,
+                    cell=cell,
+                    study="",
+                    sweep_id="",
+                    overrides=[],
+                    state="interrupted",
+                    started_at=at,
+                    ended_at=at,
+                    environment=dict(environment),
+                )
+                study = Study.of([*measured, begun], scatters=self._scatters)
+                link_class = None
+                if cell.device == "cuda" or len(cell.hosts) > 1:
+                    link_class = class_between(begun) or None
+                machine = study.single(begun).provenance["machine"]
+                model = importlib.import_module(MODEL)
+                forecast = model.forecast_before(cell, study, machine, link_class, self._scores)
         except Exception as error:  # a record that nobody thought of
             forecast = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
         return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **forecast}
-
-    def _forecast(
-        self, cell: Cell, environment: Mapping[str, Any], measured: Sequence[Record]
-    ) -> dict[str, Any]:
-        at = now()
-        # Of what is about to run: it tells machine and links, and its numbers enter nothing.
-        begun = Record(
-            record_id="",
-            cell_key=cell.key,
-            name=cell.name,
-            cell=cell,
-            study="",
-            sweep_id="",
-            overrides=[],
-            state="interrupted",
-            started_at=at,
-            ended_at=at,
-            environment=dict(environment),
-        )
-        study = Study.of([*measured, begun], scatters=self._scatters)
-        link_class = None
-        if cell.device == "cuda" or len(cell.hosts) > 1:
-            link_class = class_between(begun) or None
-        machine = study.single(begun).provenance["machine"]
-        model = importlib.import_module(MODEL)
-        forecast: dict[str, Any] = model.forecast_before(
-            cell, study, machine, link_class, self._scores
-        )
-        return forecast
 
     def _hold_out(self) -> None:
         """Import the model, and hold out the newest records: few scores give no interval."""

@@ -91,7 +91,17 @@ def _suspect(watch: Watch, waiting: Sequence[Rank]) -> Suspect:
         return Suspect(min(stepping, key=watch.count))
     if len(by_state) > 1:
         return Suspect(by_state[least][0])
-    return _waits_elsewhere(stepping)
+    by_words: dict[str, list[Rank]] = {}
+    for rank in stepping:
+        if rank.location:
+            by_words.setdefault(rank.location.words, []).append(rank)
+    most = max(map(len, by_words.values()), default=0)
+    for group in by_words.values():
+        if len(group) < most:
+            return Suspect(group[0])
+    if len(by_words) < 2:  # all wait in one place
+        return Suspect(None)
+    return Suspect(stepping[-1], is_last=True)
 
 
 def _another_collective(ranks: Sequence[Rank]) -> Suspect:
@@ -120,21 +130,6 @@ def _another_collective(ranks: Sequence[Rank]) -> Suspect:
         if len(ranks_by_name) > 1:
             break
     return Suspect(None)
-
-
-def _waits_elsewhere(ranks: Sequence[Rank]) -> Suspect:
-    """Return the rank that waits elsewhere than the others; none if all wait in one place."""
-    by_words: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        if rank.location:
-            by_words.setdefault(rank.location.words, []).append(rank)
-    most = max(map(len, by_words.values()), default=0)
-    for group in by_words.values():
-        if len(group) < most:
-            return Suspect(group[0])
-    if len(by_words) < 2:
-        return Suspect(None)
-    return Suspect(ranks[-1], is_last=True)
 
 
 def _activity(rank: Rank) -> str:

@@ -422,9 +422,17 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
     for record, name in zip(records, run_names, strict=True):
         of_several = values.get(record.record_id, {})
         several_values.append(of_several)
-        row = {"cell": short[name], VALIDITY: _validity(record)}
+        row = {"cell": short[name], VALIDITY: record.state}
+        failure = record.failure
         if record.state == "finished":
+            verdict = [verdict_words(record), ", ".join(record.validity.codes)]
+            row[VALIDITY] = ": ".join(filter(None, verdict))
             row |= cell_numbers.cell_numbers(record, of_several)
+        elif failure:
+            rank = ""
+            if failure.rank is not None:
+                rank = f" of rank {failure.rank}"
+            row[VALIDITY] = f"{record.state}: {failure.cause}{rank}, {failure.message}"
         link_class = record.effective.get("link_class")
         if link_class:
             row[LINK_CLASS] = _text(link_class)
@@ -439,20 +447,6 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
         if sentence:
             text += f"\n{sentence}\n"
     return text
-
-
-def _validity(record: Record) -> str:
-    """Return the verdict with its codes; of a cell that did not finish, its state and the cause."""
-    if record.state == "finished":
-        words = verdict_words(record)
-        return ": ".join(filter(None, (words, ", ".join(record.validity.codes))))
-    failure = record.failure
-    if failure is None:
-        return record.state
-    rank = ""
-    if failure.rank is not None:
-        rank = f" of rank {failure.rank}"
-    return f"{record.state}: {failure.cause}{rank}, {failure.message}"
 
 
 def cut_note(text: str, length: int) -> str:

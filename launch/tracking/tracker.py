@@ -136,7 +136,19 @@ class Tracker:
                     **_process_tags(ProcessIdentity.own()),
                 }
                 run = self._create(content.name, content.started, tags)
-            tags = content.tags | self._log_artifacts(run, folder)
+            tags = dict(content.tags)
+            too_large = []
+            for path in folder.artifacts():
+                relative = path.relative_to(folder.path)
+                if path.stat().st_size > ARTIFACT_LIMIT:
+                    too_large.append(str(relative))
+                    continue
+                below: str | None = relative.parent.as_posix()
+                if below == ".":
+                    below = None
+                self._client.log_artifact(run.info.run_id, str(path), below)
+            if too_large:
+                tags["ringside.left_out"] = ",".join(too_large)[:TAG_LENGTH]
             rows = [row for row in content.metrics if row[0] not in OF_SEVERAL_RECORDS]
             self._log(run, rows, content.params, tags)
             self._client.set_terminated(run.info.run_id, content.status, content.ended)
@@ -278,22 +290,6 @@ class Tracker:
         return self._client.create_run(
             self._experiment, start_time=started, tags=tags, run_name=name
         )
-
-    def _log_artifacts(self, run: "Run", folder: CellFolder) -> dict[str, str]:
-        """Write the files of a cell; return the tag that names those that are too large."""
-        too_large = []
-        for path in folder.artifacts():
-            relative = path.relative_to(folder.path)
-            if path.stat().st_size > ARTIFACT_LIMIT:
-                too_large.append(str(relative))
-                continue
-            below: str | None = relative.parent.as_posix()
-            if below == ".":
-                below = None
-            self._client.log_artifact(run.info.run_id, str(path), below)
-        if not too_large:
-            return {}
-        return {"ringside.left_out": ",".join(too_large)[:TAG_LENGTH]}
 
     def _log(
         self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]
