@@ -71,7 +71,7 @@ class Nsys:
                     f"nsys {self.version} could not import its report: its program QdstrmImporter "
                     f"is missing; what it recorded is kept: {partial}"
                 )
-            command = [importer, "-i", partial]
+            command: list[str | Path] = [importer, "-i", partial]
             try:
                 subprocess.run(command, capture_output=True, timeout=IMPORT_SECONDS, check=True)
                 partial.unlink(missing_ok=True)

@@ -68,7 +68,7 @@ class CellRunner:
         }
         if predicted:
             details["predicted"] = predicted
-        attempt = self.study.begin(cell, token, details)
+        self.study.begin(cell, token, details)
         outcome = self._run(cell, folder, token, caches, progress, sampled=self.config.sample_gpus)
         ended_at = now()
         if outcome.unkillable_pids:
@@ -103,7 +103,7 @@ class CellRunner:
             with self.study.timed_step(token, "profiled pass"):
                 record = self._profiled(record, folder, token, caches, progress)
         record = judged(record, self.config.validity)
-        self.study.end(attempt, record)
+        self.study.end(folder, record)
         return record
 
     def _run(

@@ -41,7 +41,7 @@ from launch.engines.slurm import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.fleet import compare
 from launch.machine.secrets import argument_without_secrets
-from launch.plan.estimate import TimeLeft, worded
+from launch.plan.estimate import does_not_fit, worded
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell
 from launch.plan.plan import Plan, plan, refuse_wrong_options
@@ -181,13 +181,13 @@ class SweepRun:
             self.config.tracking, self.study, self.sweep, console, self.background
         )
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
-        self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.known: list[Record] = []  # records of the study, those of this invocation too
         self.measured: list[Record] = []  # in this invocation
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's index
         self.held: list[int] = []  # cells that other launchers measure
         self._quiet = False  # ranks need it: nothing further is imported
         self._writable = True
+        self._too_short = False  # the job of Slurm, for some cell
         self._incomplete = False  # a cell could not be measured: its folder, or a host is lost
 
     def run(self) -> int:
@@ -204,9 +204,14 @@ class SweepRun:
                 if index in self.done:
                     self.screen.settle(index, "done before", self.done[index])
                     continue
-                may_start = self._writable and not self.stopping()
-                if may_start and self.time_left.fits(planned, self.known):
+                if not self._writable or self.stopping():
+                    continue
+                why = does_not_fit(planned, self.known, self.config.engine, self.here.surrounding)
+                if not why:
                     self._try_cell(index)
+                elif not self._too_short:
+                    self._note(why)
+                    self._too_short = True
             if self.config.wait:
                 self._wait_for_others()
             for index in self.held:
@@ -276,7 +281,7 @@ class SweepRun:
         print_summary(self.console, self.study, self.measured, unfinished, findings, where)
         status = exit_status(
             [*self.done.values(), *self.measured],
-            self.stopping() or self.time_left.too_short,
+            self.stopping() or self._too_short,
             self._incomplete or not self._writable,
             len(self.held),
             self.config.validity.strict,

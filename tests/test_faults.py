@@ -27,31 +27,31 @@ DETAILS = {"study": "s", "sweep_id": "c" * 32, "overrides": [], "drift": False, 
 
 
 def begun(tmp_path, gone=True):
-    """(study, cell, attempt) of an attempt that another process began; `gone`: that process has ended."""
+    """(study, cell, its folder) of an attempt that another process began; `gone`: that process has ended."""
     study, cell = StudyFolder(str(tmp_path), "s"), make_cell()
     with study.lock(cell):
-        attempt = study.begin(cell, "a" * 32, DETAILS)
-    Lines(attempt.folder.rank_lines(0)).write("start", time.time() + 5, rank=0, pid=1, versions={})
+        folder = study.begin(cell, "a" * 32, DETAILS)
+    Lines(folder.rank_lines(0)).write("start", time.time() + 5, rank=0, pid=1, versions={})
     if gone:
         journal = study.folder / "journal.jsonl"
         text = journal.read_text().replace(f'"pid": {os.getpid()},', '"pid": 4194304,')
         journal.write_text(text)
-    return StudyFolder(str(tmp_path), "s"), cell, attempt
+    return StudyFolder(str(tmp_path), "s"), cell, folder
 
 
 def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
-    study, cell, attempt = begun(tmp_path)
+    study, cell, folder = begun(tmp_path)
     (closed,) = study.recover()
-    assert (closed.state, closed.record_id) == ("interrupted", attempt.token)
+    assert (closed.state, closed.record_id) == ("interrupted", "a" * 32)
     assert closed.ended_at > time.time(), "the last sign of a rank"
-    assert records.read(attempt.folder.record) == closed
+    assert records.read(folder.record) == closed
     assert study.recover() == []
     assert study.finished(cell) is None
 
 
 def test_a_record_keeps_its_words_where_the_locale_is_not_utf_8(tmp_path, monkeypatch):
-    study, _, attempt = begun(tmp_path)
-    path = attempt.folder.attempt
+    study, _, folder = begun(tmp_path)
+    path = folder.attempt
     path.write_bytes(path.read_bytes().replace(b'"s"', '"größe"'.encode()))
     # What pathlib asks.
     monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "latin-1")
@@ -73,29 +73,29 @@ DAMAGE = {
     ("name", "content"), [(name, one) for name, several in DAMAGE.items() for one in several]
 )
 def test_a_damaged_file_of_a_study_costs_nothing_else(tmp_path, name, content):
-    study, cell, attempt = begun(tmp_path)
-    file = (study.folder if name == "journal.jsonl" else attempt.folder.path) / name
+    study, cell, folder = begun(tmp_path)
+    file = (study.folder if name == "journal.jsonl" else folder.path) / name
     file.write_text((content + file.read_text()) if name == "journal.jsonl" else content)
     study.recover()
     assert study.recover() == []
     with study.lock(cell):
         again = study.begin(cell, "b" * 32, DETAILS)
-    kept = study.folder if name == "journal.jsonl" else again.folder.path / "attempt-1"
+    kept = study.folder if name == "journal.jsonl" else again.path / "attempt-1"
     assert content in (kept / name).read_text(), "set aside, not lost"
 
 
 def test_what_a_living_launcher_measures_is_left_alone(tmp_path):
-    study, _, attempt = begun(tmp_path, gone=False)
+    study, _, folder = begun(tmp_path, gone=False)
     assert study.recover() == []
-    assert not attempt.folder.record.exists()
+    assert not folder.record.exists()
 
 
 def test_a_cell_that_another_launcher_holds_is_not_closed(tmp_path):
-    study, cell, attempt = begun(tmp_path)
+    study, cell, folder = begun(tmp_path)
     with study.lock(cell) as ours:
         assert ours
         assert study.recover() == []
-    assert not attempt.folder.record.exists()
+    assert not folder.record.exists()
     assert len(study.recover()) == 1
 
 
@@ -139,9 +139,9 @@ def test_a_lock_neither_follows_a_link_nor_empties_a_file(tmp_path):
 
 
 def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path):
-    study, cell, attempt = begun(tmp_path)
-    finished = assemble(attempt.folder, "finished", None, time.time(), [], CellFolder)
-    records.write(attempt.folder, finished)
+    study, cell, folder = begun(tmp_path)
+    finished = assemble(folder, "finished", None, time.time(), [], CellFolder)
+    records.write(folder, finished)
     assert study.recover() == []
     assert study.finished(cell) == finished
     said = (study.folder / "journal.jsonl").read_text()
@@ -151,33 +151,33 @@ def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path)
 def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path):
     study, cell = StudyFolder(str(tmp_path), "s"), changed_cell(make_cell(), profiler="torch")
     with study.lock(cell):
-        attempt = study.begin(cell, "a" * 32, DETAILS)
-    measured = assemble(attempt.folder, "finished", None, time.time(), [], CellFolder)
-    records.write(attempt.folder, measured)  # before the pass: it is safe whatever happens there
+        folder = study.begin(cell, "a" * 32, DETAILS)
+    measured = assemble(folder, "finished", None, time.time(), [], CellFolder)
+    records.write(folder, measured)  # before the pass: it is safe whatever happens there
     assert study.recover() == [] and study.finished(cell) is None
     unchecked = records.Validity(unchecked={"profiled": "gave no trace"})
     said = dataclasses.replace(measured, validity=unchecked)
-    study.end(attempt, said)
+    study.end(folder, said)
     assert study.finished(cell) == said
 
 
 def test_an_attempt_is_set_aside_whole_even_by_two_launchers(tmp_path):
-    study, cell, attempt = begun(tmp_path)
+    study, cell, folder = begun(tmp_path)
     study.recover()
-    aside = attempt.folder.path / ".aside"  # the first launcher died here
+    aside = folder.path / ".aside"  # the first launcher died here
     aside.mkdir()
-    attempt.folder.cell.rename(aside / "cell.json")
+    folder.cell.rename(aside / "cell.json")
     study.begin(cell, "b" * 32, DETAILS)
-    names = {path.name for path in (attempt.folder.path / "attempt-1").iterdir()}
+    names = {path.name for path in (folder.path / "attempt-1").iterdir()}
     assert names >= {"cell.json", "attempt.json", "ranks", "logs", "record.json"}
-    assert not aside.exists() and attempt.folder.cell.exists()
+    assert not aside.exists() and folder.cell.exists()
 
 
 def test_an_open_attempt_without_its_journal_is_closed_before_the_next(tmp_path):
-    study, cell, attempt = begun(tmp_path)
+    study, cell, folder = begun(tmp_path)
     study.begin(cell, "b" * 32, DETAILS)
-    left = records.read(attempt.folder.path / "attempt-1" / "record.json")
-    assert (left.state, left.record_id) == ("interrupted", attempt.token)
+    left = records.read(folder.path / "attempt-1" / "record.json")
+    assert (left.state, left.record_id) == ("interrupted", "a" * 32)
 
 
 def test_a_process_whose_starter_has_ended_does_not_go_on():

@@ -21,7 +21,7 @@ from launch.engines import slurm
 from launch.engines.agent_channel import agent_command
 from launch.engines.slurm import job_parameters
 from launch.plan import estimate
-from launch.plan.estimate import TimeLeft
+from launch.plan.estimate import does_not_fit
 
 ROOT = Path(__file__).parent.parent
 ALLOCATION = {slurm.JOB: "12", slurm.NODES: "n[1-2],m7", slurm.CORES: "72(x2),36"}
@@ -86,21 +86,17 @@ def test_the_time_left_is_asked_of_slurm_and_else_read_from_the_environment(scon
     assert slurm.time_left_s(scontrol("echo JobId=12 EndTime=Unknown")) is None
 
 
-def test_a_cell_that_does_not_fit_is_told_once(monkeypatch):
-    said = []
-
+def test_a_cell_that_does_not_fit_says_why(monkeypatch):
     def estimates(cells, known):
         return [SimpleNamespace(seconds=cells[0].name)]
 
     monkeypatch.setattr(estimate, "estimates", estimates)
     monkeypatch.setattr(slurm, "time_left_s", lambda around: 100.0 if around else None)
     cells = [SimpleNamespace(name=seconds) for seconds in (39, 41, 42, 40)]
-    of_job = TimeLeft(Engine(name="slurm"), ALLOCATION, said.append)
-    assert [of_job.fits(cell, []) for cell in cells] == [True, False, False, True]
-    assert of_job.too_short and len(said) == 1
-    assert "takes about 41 s, the job has 1 min 40 s left" in said[0]
-    elsewhere = TimeLeft(Engine(name="ssh"), ALLOCATION, said.append)
-    assert all(elsewhere.fits(cell, []) for cell in cells) and not elsewhere.too_short
+    why = [does_not_fit(cell, [], Engine(name="slurm"), ALLOCATION) for cell in cells]
+    assert [bool(sentence) for sentence in why] == [False, True, True, False]
+    assert "takes about 41 s, the job has 1 min 40 s left" in why[1]
+    assert not any(does_not_fit(cell, [], Engine(name="ssh"), ALLOCATION) for cell in cells)
 
 
 AGENT = ["-m", "benchmarks.rank.host_agent"]

@@ -74,7 +74,7 @@ def _machine(nvml: Any, sysfs: Path) -> Topology:
         words = ((os.cpu_count() or 1) + 63) // 64
         cpus = _ask(nvml, "GetCpuAffinity", handle, words)
         nodes = cpu_list(_word_mask(_ask(nvml, "GetMemoryAffinity", handle, 1, 0)))  # 0: NUMA node
-        paths[index] = _pci_device(sysfs, bus_id)
+        paths[index] = sysfs / "bus/pci/devices" / (bus_id or "")
         if nodes is None:
             nodes = _numa_node(paths[index])
         gpu = Gpu(
@@ -157,10 +157,6 @@ def _nvlink_ends(nvml: Any, handle: Any) -> Counter[str]:
             # NCCL, too, takes an active link to something without a name for a switch.
             ends[SWITCH] += 1
     return ends
-
-
-def _pci_device(sysfs: Path, bus_id: str | None) -> Path:
-    return sysfs / "bus/pci/devices" / (bus_id or "")
 
 
 def _numa_node(device: Path) -> str | None:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,6 @@ WARM_UP = 4  # iterations: they connect, and pay for the first launches
 COPIES = 20  # of the grid: what memory allows
 # That of jacobi_memcpy: the largest difference of two solutions in any point.
 TOLERANCE = 1e-8
-
-
-class Solved(NamedTuple):
-    """One solve; the two clocks agree unless something else held the host."""
-
-    iterations: int
-    norm: float  # L2, of the last change
-    seconds: float
-    device_seconds: float | None  # None: there is no other clock
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -105,17 +96,17 @@ class Solver:
         columns: dict[str, list[Any]]
         columns = {"seconds": [], "device_seconds": [], "iterations_done": [], "norms": []}
         for _ in range(int(self._options["solves"])):
-            solved = self._solve(int(self._options["niter"]))
-            columns["seconds"].append(solved.seconds)
-            columns["device_seconds"].append(solved.device_seconds)
-            columns["iterations_done"].append(solved.iterations)
-            columns["norms"].append(solved.norm)
+            for name, value in self._solve(int(self._options["niter"])).items():
+                columns[name].append(value)
         grid = {"nx": self._slab.nx, "ny": self._slab.ny}
         self._reporter.line(Kind.SOLVES, purpose=purpose, **grid, **columns)
         return self._slab.inner(self._iteration)
 
-    def _solve(self, most: int) -> Solved:
+    def _solve(self, most: int) -> dict[str, Any]:
         """Solve from the start to the tolerance, or for `most` iterations.
+
+        Return the seconds by both clocks (None: there is no other), which agree unless something
+        else held the host; the iterations, and the L2 norm of the last change.
 
         The norm of a batch of iterations is read while the next batch runs, so that the device
         never waits for the host: a solve that reaches the tolerance does one more.
@@ -154,7 +145,12 @@ class Solver:
         device_seconds = None
         if events:
             device_seconds = events[0].elapsed_time(events[1]) / 1e3
-        return Solved(done, norm, seconds, device_seconds)
+        return {
+            "seconds": seconds,
+            "device_seconds": device_seconds,
+            "iterations_done": done,
+            "norms": norm,
+        }
 
 
 def _solve_together(

@@ -32,12 +32,12 @@ FOLDER = ".slurm"  # in output_dir: the jobs' scripts, commands and logs
 WARNED_S = 60  # before the job's limit, or before another job takes its place: time to close a cell
 
 
-class SlurmSilent(Exception):
-    """Slurm gave no answer. The message says what it said instead."""
-
-
 def ask(words: tuple[str, ...], surrounding: Mapping[str, str]) -> str:
-    """Return what a command of Slurm prints; times are seconds since 1970. Raises SlurmSilent."""
+    """Return what a command of Slurm prints; times are seconds since 1970.
+
+    Raises:
+        OSError: it gave no answer; the message is what it said instead.
+    """
     try:
         done = subprocess.run(
             words,
@@ -50,14 +50,14 @@ def ask(words: tuple[str, ...], surrounding: Mapping[str, str]) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise SlurmSilent(f"there is no program {words[0]}") from None
+        raise OSError(f"there is no program {words[0]}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmSilent(f"{words[0]} did not answer in {ANSWER_S:.0f} s") from None
+        raise OSError(f"{words[0]} did not answer in {ANSWER_S:.0f} s") from None
     except OSError as error:
-        raise SlurmSilent(f"{words[0]} cannot be started ({error.strerror})") from None
+        raise OSError(f"{words[0]} cannot be started ({error.strerror})") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SlurmSilent(f"{words[0]}: {one_line(lines[-1])}")
+        raise OSError(f"{words[0]}: {one_line(lines[-1])}")
     return done.stdout
 
 
@@ -74,7 +74,7 @@ def host_names(surrounding: Mapping[str, str]) -> tuple[str, ...]:
         )
     try:
         return _names(surrounding[NODES], tuple(surrounding.items()))
-    except SlurmSilent as error:
+    except OSError as error:
         raise Refused(
             f"engine=slurm: the hosts of {NODES}={surrounding[NODES]} are not known: {error}"
         ) from None
@@ -108,7 +108,7 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
     if not job:
         return None
     end = surrounding.get(END) or ""
-    with contextlib.suppress(SlurmSilent):
+    with contextlib.suppress(OSError):
         answer = ask(("scontrol", "--oneliner", "show", "job", job), surrounding)
         match = re.search(r"\bEndTime=(\S+)", answer)
         if match:

@@ -9,7 +9,7 @@ cells is taken. No other model's times are used.
 import contextlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
@@ -158,34 +158,22 @@ def duration(seconds: float) -> str:
     return f"{rest} s"
 
 
-class TimeLeft:
-    """Tells of each cell whether it fits, and says the first time that one does not."""
+def does_not_fit(
+    cell: PlannedCell, records: Sequence[Record], engine: Engine, surrounding: Mapping[str, str]
+) -> str:
+    """Return why a cell is not started, where the job of engine=slurm ends before it can; else ''.
 
-    def __init__(
-        self, engine: Engine, surrounding: Mapping[str, str], note: Callable[[str], None]
-    ) -> None:
-        """`note` prints a sentence for the user. Only engine=slurm asks Slurm."""
-        self._surrounding: Mapping[str, str] = {}
-        if engine.name == "slurm":
-            self._surrounding = surrounding
-        self._note = note
-        self.too_short = False  # for some cell
-
-    def fits(self, cell: PlannedCell, records: Sequence[Record]) -> bool:
-        """Return whether a cell can end before the job does. `records` are records of the same
-        study."""
-        left_s = slurm.time_left_s(self._surrounding)
-        if left_s is None:
-            return True
-        needed_s = estimates([cell], records)[0].seconds
-        if needed_s + RESERVE_S <= left_s:
-            return True
-        if not self.too_short:
-            self._note(
-                f"{cell.name} is not started, nor any other cell that does not fit: it takes "
-                f"about {duration(needed_s)}, the job has {duration(max(0.0, left_s))} left, and "
-                f"{RESERVE_S:.0f} s of that are kept for the report; the same command in another "
-                "job continues from here (exit status 130)"
-            )
-        self.too_short = True
-        return False
+    `records` are records of the same study.
+    """
+    if engine.name != "slurm":
+        return ""
+    left_s = slurm.time_left_s(surrounding)
+    needed_s = estimates([cell], records)[0].seconds
+    if left_s is None or needed_s + RESERVE_S <= left_s:
+        return ""
+    return (
+        f"{cell.name} is not started, nor any other cell that does not fit: it takes about "
+        f"{duration(needed_s)}, the job has {duration(max(0.0, left_s))} left, and {RESERVE_S:.0f} "
+        "s of that are kept for the report; the same command in another job continues from here "
+        "(exit status 130)"
+    )

@@ -145,13 +145,6 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
-class Attempt(NamedTuple):
-    """One attempt at a cell that was begun."""
-
-    folder: CellFolder
-    token: str
-
-
 class _OpenAttempt(NamedTuple):
     """What the journal says of an attempt that was begun and has not ended."""
 
@@ -253,7 +246,7 @@ class StudyFolder:
                 return f"process {process.pid} on {process.host} has measured it since {since}"
         return "another launcher holds it"
 
-    def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
+    def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> CellFolder:
         """Set an earlier attempt aside and begin a new one, locked. Raises OSError, NotOurs.
 
         `token` marks its processes; `details` are fields of the Record known before it starts.
@@ -267,12 +260,13 @@ class StudyFolder:
             safe_files.write_whole(folder.topology, topology.encode())
         write_json(folder.attempt, {"record_id": token, "started_at": now(), **details})
         self.note(Kind.BEGIN, cell=cell.folder, token=token)
-        return Attempt(folder, token)
+        return folder
 
-    def end(self, attempt: Attempt, record: Record) -> None:
+    def end(self, folder: CellFolder, record: Record) -> None:
         """Write the record and note the end of the attempt in the journal. Raises OSError."""
-        records.write(attempt.folder, record)
-        self.note(Kind.END, cell=attempt.folder.path.name, token=attempt.token, state=record.state)
+        records.write(folder, record)
+        name = folder.path.name
+        self.note(Kind.END, cell=name, token=record.record_id, state=record.state)
 
     def recover(self) -> list[Record]:
         """Close the attempts that dead launchers left open, and return their records.
@@ -326,7 +320,7 @@ class StudyFolder:
         except (RecordError, *DAMAGED):
             return None
         processes.end(record.record_id, 0.0)
-        self.end(Attempt(folder, record.record_id), record)
+        self.end(folder, record)
         return record
 
     @contextlib.contextmanager
