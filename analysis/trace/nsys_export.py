@@ -49,6 +49,8 @@ _COPY_KINDS = (
 )
 _ACTIVITY = ("deviceId", "streamId", "correlationId", "globalPid")
 _WHOLE_GRAPHS = "CUDA graph launches were traced as a whole"
+# A call that launched GPU work: its process and correlation in one number; the host's ns.
+_LAUNCH = np.dtype([("key", np.int64), ("time", np.int64)])
 _TRACE_NODES = "record with --cuda-graph-trace=node"
 
 
@@ -68,13 +70,6 @@ class _RankProcess(NamedTuple):
     rank: int
     pid: int
     device: int
-
-
-class _Launches(NamedTuple):
-    """Calls that launched GPU work, by ascending key: process and correlation in one number."""
-
-    keys: Times
-    times: Times  # of the host, ns
 
 
 def read_nsys(path: Path, report: Path, names: Names) -> Trace:
@@ -172,7 +167,7 @@ class _NsysReader:
         columns = ("copyKind", "bytes", "srcDeviceId", "dstDeviceId")
         copied = export.read(MEMCPY, (*_ACTIVITY, *columns))
         memset = export.read(MEMSET, _ACTIVITY)
-        launches = None
+        launches = np.empty(0, _LAUNCH)
         if any(is_step(span.name) for span in self.ranges):
             launches = self.read_launches()
         compute, memsets = _events(kernels, launches), _events(memset, launches)
@@ -265,8 +260,8 @@ class _NsysReader:
         by_device = sorted(units, key=lambda unit: (unit[1], unit[0]))
         return [_RankProcess(rank, pid, device) for rank, (pid, device) in enumerate(by_device)]
 
-    def read_launches(self) -> _Launches | None:
-        """Return the calls that launched GPU work; None if there are none.
+    def read_launches(self) -> NDArray[Any]:
+        """Return the calls that launched GPU work, by ascending key.
 
         Of a call into the runtime, which calls the driver, the first counts.
         """
@@ -275,18 +270,18 @@ class _NsysReader:
             if name.startswith(_LAUNCHERS):
                 names.append(str(string_id))
         if not names or "nameId" not in self.export.columns.get(RUNTIME, []):
-            return None
+            return np.empty(0, _LAUNCH)
         where = f"nameId IN ({', '.join(names)})"
         calls = self.export.read(RUNTIME, ("correlationId", "globalTid"), where)
         keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
         order = np.lexsort((calls["start"], keys))
         distinct, first = np.unique(keys[order], return_index=True)
-        if not len(distinct):
-            return None
-        return _Launches(distinct, calls["start"][order][first])
+        launches = np.empty(len(distinct), _LAUNCH)
+        launches["key"], launches["time"] = distinct, calls["start"][order][first]
+        return launches
 
 
-def _copies(rows: NDArray[Any], launches: _Launches | None, names: Names) -> Events:
+def _copies(rows: NDArray[Any], launches: NDArray[Any], names: Names) -> Events:
     copies = _events(rows, launches)
     kinds = np.where(rows["copyKind"] < len(_COPY_KINDS), np.maximum(rows["copyKind"], 0), 0)
     copies["name"] = _translated(kinds, lambda kind: number_of(_COPY_KINDS[kind], names))
@@ -307,13 +302,14 @@ def _is_on(rows: NDArray[Any], pid: int, device: int) -> NDArray[np.bool_]:
     return is_on
 
 
-def _events(rows: NDArray[Any], launches: _Launches | None) -> Events:
+def _events(rows: NDArray[Any], launches: NDArray[Any]) -> Events:
     events = make_events(len(rows))
     events["start"], events["end"], events["lane"] = rows["start"], rows["end"], rows["streamId"]
-    if launches is not None and len(rows):
+    if len(launches) and len(rows):
         wanted = _pids(rows, "globalPid") << 32 | rows["correlationId"]
-        at = np.minimum(np.searchsorted(launches.keys, wanted), len(launches.keys) - 1)
-        events["launch"] = np.where(launches.keys[at] == wanted, launches.times[at], -1)
+        keys = launches["key"]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        events["launch"] = np.where(keys[at] == wanted, launches["time"][at], -1)
     return events
 
 
