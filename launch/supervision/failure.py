@@ -58,10 +58,20 @@ def overdue(
     for rank in watch.everyone:
         last_seen = max(last_seen, rank.last_seen)
         all_done = all_done and rank.done
-        if not missing:
-            deadline_s = _passed_deadline_s(watch, rank, now, limits, state)
-            if deadline_s:
-                passed.append(deadline_s)
+        silent_s = now - rank.last_seen
+        deadline_s = limits.silence_timeout_s
+        if missing or rank.pid is None or silent_s <= deadline_s:
+            continue
+        process_state = state(rank.index, rank.pid)
+        if rank.done and process_state in ENDED:
+            continue
+        # The first step compiles, tunes and connects without a sign: a rank has as long for it as
+        # for the start. A process that was stopped does none of that, and a server gives a sign
+        # every second.
+        if rank in watch.ranks and rank.iterations == 0 and process_state != "stopped":
+            deadline_s = max(deadline_s, limits.start_timeout_s)
+        if silent_s > deadline_s:
+            passed.append(deadline_s)
     if passed:
         return f"gave no sign for {min(passed):g} s"
     if all_done and now - last_seen > start_s:
@@ -70,28 +80,6 @@ def overdue(
     if now - opened > limits.cell_timeout_s:
         return f"was not done when the cell's {limits.cell_timeout_s:g} s were over"
     return None
-
-
-def _passed_deadline_s(
-    watch: Watch, rank: Rank, now: float, limits: schema.Engine, state: Callable[[int, int], str]
-) -> float | None:
-    """Return the deadline after which a live process has written nothing; None before it.
-
-    The first step compiles, tunes and connects without a sign: a rank has as long for it as for the
-    start. A process that was stopped does none of that, and a server gives a sign every second.
-    """
-    silent_s = now - rank.last_seen
-    deadline_s = limits.silence_timeout_s
-    if rank.pid is None or silent_s <= deadline_s:
-        return None
-    process_state = state(rank.index, rank.pid)
-    if rank.done and process_state in ENDED:
-        return None
-    if rank in watch.ranks and rank.iterations == 0 and process_state != "stopped":
-        deadline_s = max(deadline_s, limits.start_timeout_s)
-    if silent_s <= deadline_s:
-        return None
-    return deadline_s
 
 
 @dataclass(frozen=True)
