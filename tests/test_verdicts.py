@@ -142,7 +142,6 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
     (runs,) = (runs for runs in study.timed if runs.cell.optimize == "eager")
     wide = half_width(runs.floor(runs.rate.metric), 1)
     assert of_eager.floor == pytest.approx(math.expm1(wide)), "one noise floor on a page"
-    assert (of_eager.runs, of_eager.lent_by, len(of_eager.cells)) == (5, "", 1)
 
 
 def test_cells_without_a_model_are_named_by_what_they_measure():
@@ -158,7 +157,7 @@ def test_the_drift_of_a_time_is_that_of_its_rate():
     made = laboratory.runs({"benchmark": JACOBI})
     last = dataclasses.replace(laboratory.run(JACOBI, repeat=5, factor=1.25), drift=True)
     (found,) = noises(Study.of([*made, last]))
-    assert found.drift == pytest.approx(-0.2) and found.runs == 6
+    assert found.drift == pytest.approx(-0.2)
 
 
 # The turns.

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -101,9 +101,6 @@ class Noise:
     group: str = ""  # `nccl_allreduce · 2 GPUs`: what tells its cells from those of other groups
     # As a share; 19 of 20 pairs of single runs of equal cells differ by less. None: not known.
     floor: float | None = None
-    runs: int = 0  # that it rests on
-    cells: tuple[str, ...] = ()  # names of the cells of this study among them
-    lent_by: str = ""  # whose runs these are, where they are not the group's own
     drift: float | None = None  # change of the first cell when it ran once more at the end, a share
 
 
@@ -369,20 +366,12 @@ def noises(study: Study) -> tuple[Noise, ...]:
         for group, members in grouped(of_rate, lambda runs: runs.group).items():
             steady = [runs for runs in members if not runs.suspect] or members
             floor = steady[0].floor(rate.metric)
-            names, noise = [], Noise(rate.name, _group_name(group, differing), drift=drift)
-            drift = None
+            share = None
             if floor is not None:
-                for runs in members:
-                    if len(runs.records) > 1:
-                        names.append(f"{labels.label(study, runs)} on {labels.gpu_list(runs.gpus)}")
-                noise = replace(
-                    noise,
-                    floor=math.expm1(half_width(floor, 1)),
-                    runs=floor.runs,
-                    cells=tuple(names),
-                    lent_by=floor.lent_by,
-                )
-            noise_of_groups.append(noise)
+                share = math.expm1(half_width(floor, 1))
+            name = _group_name(group, differing)
+            noise_of_groups.append(Noise(rate.name, name, share, drift))
+            drift = None
     return tuple(noise_of_groups)
 
 
