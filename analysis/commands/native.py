@@ -10,21 +10,18 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 
 from analysis.console import console
 from analysis.native.nccl_tests import NcclTestsRun, read_nccl_tests
-from analysis.native.p2p import Matrices, read_p2p
+from analysis.native.p2p import read_p2p
 from analysis.nccl.log import NcclLog, read_nccl_log
 from analysis.report.numbers import NumberFormat
 from analysis.report.table import Column, Table
 from analysis.text import count
 from benchmarks.record.safe_files import write_named
-
-if TYPE_CHECKING:  # numpy takes a tenth of a second
-    from analysis.trace.trace_summary import TraceSummary
 
 CHOICES_SHOWN = 20
 FILES = {
@@ -291,39 +288,34 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
         prefix = ""
         if len(runs) > 1:
             prefix = f"run {index} of {len(runs)}: "
-        _print_matrices(matrices, prefix)
-
-
-def _print_matrices(matrices: Matrices, prefix: str) -> None:
-    """Print the devices, the pairs without peer access, the matrices and the notes."""
-    out = console()
-    for gpu, device in sorted(matrices.devices.items()):
-        out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
-    if matrices.access:
-        refused = {(min(a, b), max(a, b)) for (a, b), can in matrices.access.items() if not can}
-        line = "every pair has peer access"
-        if refused:
-            line = f"no peer access: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
-        out.print(escape(line), soft_wrap=True)
-    for name, gpus in matrices.ids.items():
-        unit = "GB/s"
-        if name.startswith("latency"):
-            unit = "µs"
-        # A table's own title is cut to its width.
-        out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
-        columns = [Column("row", "")]
-        for gpu in gpus:
-            columns.append(Column(str(gpu), str(gpu), kind=TWO))
-        entries, rows = matrices.entries[name], []
-        for row in gpus:
-            values: dict[str, Any] = {"row": str(row)}
+        out = console()
+        for gpu, device in sorted(matrices.devices.items()):
+            out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
+        if matrices.access:
+            refused = {(min(a, b), max(a, b)) for (a, b), can in matrices.access.items() if not can}
+            line = "every pair has peer access"
+            if refused:
+                line = f"no peer access: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
+            out.print(escape(line), soft_wrap=True)
+        for name, gpus in matrices.ids.items():
+            unit = "GB/s"
+            if name.startswith("latency"):
+                unit = "µs"
+            # A table's own title is cut to its width.
+            out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
+            columns = [Column("row", "")]
             for gpu in gpus:
-                if (row, gpu) in entries:
-                    values[str(gpu)] = entries[row, gpu]
-            if len(values) > 1:
-                rows.append(values)
-        _print_table("", columns, rows)
-    _print_notes("note", matrices.notes)
+                columns.append(Column(str(gpu), str(gpu), kind=TWO))
+            entries, rows = matrices.entries[name], []
+            for row in gpus:
+                values: dict[str, Any] = {"row": str(row)}
+                for gpu in gpus:
+                    if (row, gpu) in entries:
+                        values[str(gpu)] = entries[row, gpu]
+                if len(values) > 1:
+                    rows.append(values)
+            _print_table("", columns, rows)
+        _print_notes("note", matrices.notes)
 
 
 def _run_trace(arguments: argparse.Namespace) -> None:
@@ -344,29 +336,15 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(summary.to_json()))
         return
-    _print_trace(summary)
-    for row in summary.stragglers:
-        console().print(
-            f"rank {row['rank']} came last in {row['last']} of {row['of']} collectives: the others "
-            f"waited {row['others_waited_ms']:.3f} ms for it",
-            soft_wrap=True,
-        )
-    _print_notes("note", summary.notes)
-    if arguments.svg is not None:
-        console().print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
-
-
-def _print_trace(summary: "TraceSummary") -> None:
-    """Print a table of ranks, of the collectives of each and across them, and of copies."""
     ranks, collectives, copies = [], [], []
     for rank in summary.ranks:
         name = {"rank": str(rank.rank)}
-        row = {**vars(rank), **name, "ran_on": "the host"}
+        facts = {**vars(rank), **name, "ran_on": "the host"}
         if rank.device is not None:
-            row["ran_on"] = f"GPU {rank.device}"
+            facts["ran_on"] = f"GPU {rank.device}"
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
-            row[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
-        ranks.append(row)
+            facts[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
+        ranks.append(facts)
         for collective in rank.nccl:
             collectives.append({**collective, **name})
         for copy in rank.memcpy:
@@ -381,3 +359,12 @@ def _print_trace(summary: "TraceSummary") -> None:
     _print_table("collectives per rank", COLLECTIVES, collectives)
     _print_table("across ranks (wait: average over ranks)", ACROSS_RANKS, across)
     _print_table("copies per rank", COPIES, copies)
+    for row in summary.stragglers:
+        console().print(
+            f"rank {row['rank']} came last in {row['last']} of {row['of']} collectives: the others "
+            f"waited {row['others_waited_ms']:.3f} ms for it",
+            soft_wrap=True,
+        )
+    _print_notes("note", summary.notes)
+    if arguments.svg is not None:
+        console().print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)

@@ -170,27 +170,23 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     if study.unreadable:
         files = count(len(study.unreadable), "file")
         unsaid.append(f"{files} could not be read: {study.unreadable[0]}")
+    setting = "no record"  # how many runs, and when they were measured
+    if study.records:
+        days = []
+        for at in (study.records[0].started_at, study.records[-1].ended_at):
+            days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
+        used = count(len(study.records), "run")
+        if len(study.usable) < len(study.records):
+            used += f", {len(study.usable):,} of them usable"
+        setting = single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
     return Report(
         single_line(study.name),
-        _setting(study),
+        setting,
         tuple(sentences(study, findings, of_benchmarks)),
         tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)),
         tuple(by_anchor.values()),
         limits_sentence(study),
     )
-
-
-def _setting(study: Study) -> str:
-    """Return how many runs the study has, and when they were measured."""
-    if not study.records:
-        return "no record"
-    days = []
-    for at in (study.records[0].started_at, study.records[-1].ended_at):
-        days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
-    used = count(len(study.records), "run")
-    if len(study.usable) < len(study.records):
-        used += f", {len(study.usable):,} of them usable"
-    return single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
 
 
 def limits_sentence(study: Study) -> str:

@@ -60,23 +60,18 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     if not study.records:
         return ["This folder holds no record that can be read."]
     main = main_point(study, findings)
-    if main is not None:
-        lines = _training_sentences(study, findings, main)
-    else:
-        following = ""
-        if study.usable:
-            following = next_step(study, findings, None)
+    subject = measured(study)
+    following = ""
+    if main is not None or study.usable:
+        following = next_step(study, findings, main)
+    if main is None:
         room = SENTENCES - 1 - (following not in ("", COMPARE))
         lines = _benchmark_sentences(study, of_benchmarks)
         if any(comparison.verdict for comparison in findings.comparisons):
             lines = [*lines[: room - 1], differences(findings)]
-        lines = [measured(study), *lines[:room], following]
-    return list(map(words_of(study), filter(None, lines[:SENTENCES])))
-
-
-def _training_sentences(study: Study, findings: Findings, main: CurvePoint) -> list[str]:
-    """Return the sentences that say most, in the order of the questions that they answer."""
-    subject = measured(study)
+        lines = [subject, *lines[:room], following]
+        return list(map(words_of(study), filter(None, lines[:SENTENCES])))
+    # The sentences that say most, in the order of the questions that they answer.
     settings = settings_sentences(findings, main)
     answers = [
         answer(study, main),
@@ -89,7 +84,6 @@ def _training_sentences(study: Study, findings: Findings, main: CurvePoint) -> l
     interval_of_rate = certainty(study, main.point)
     doubts = doubt(study, main.point)
     cause = loss(study, findings, main)
-    following = next_step(study, findings, main)
     # The last ones are left out where there are more than a screen has room for.
     by_weight = [subject, *answers[:2], doubts, *settings[:1]]
     if following != COMPARE:
@@ -97,7 +91,8 @@ def _training_sentences(study: Study, findings: Findings, main: CurvePoint) -> l
     by_weight += [*answers[2:], interval_of_rate, cause, following]
     kept = list(filter(None, dict.fromkeys(by_weight)))[:SENTENCES]
     in_order = dict.fromkeys([subject, *answers, interval_of_rate, doubts, cause, following])
-    return [line for line in in_order if line in kept]
+    lines = [line for line in in_order if line in kept]
+    return list(map(words_of(study), lines))
 
 
 def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[str]:
