@@ -8,7 +8,7 @@ its section (analysis.report.build).
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.findings.examine import Findings
 from analysis.report.charts import (
@@ -153,18 +153,9 @@ def host_link(study: Study, findings: Findings) -> Section:
 # ---- Collectives by message size ----------------------------------------------------------------
 
 
-class CollectiveRun(NamedTuple):
-    """One run of nccl-tests' tables in a record."""
-
-    record: Record
-    collective: str
-    rows: Sequence[Mapping[str, float | None]]  # bytes, time_us, busbw; the smallest first
-    avg_busbw: float | None
-
-
 def collectives(study: Study, findings: Findings) -> Section:
     """Return bandwidth and latency of each collective."""
-    runs = []
+    runs: list[dict[str, Any]] = []  # of nccl-tests' tables
     for record in records_of(study, "collectives"):
         for run in _rows_of(record, "nccl-tests", "runs"):
             rows = []
@@ -175,26 +166,35 @@ def collectives(study: Study, findings: Findings) -> Section:
                 size = finite(row.get("bytes"))
                 rows.append({"bytes": size, "time_us": time_us, "busbw": busbw})
             if rows:
-                name, mean = single_line(run.get("collective")), finite(run.get("avg_busbw"))
-                runs.append(CollectiveRun(record, name, rows, mean))
+                facts: dict[str, Any] = {
+                    "cell": run_name(record),
+                    "collective": single_line(run.get("collective")),
+                    "gpus": gpu_ids(record.cell.members),
+                    "smallest_bytes": rows[0]["bytes"],
+                    "smallest_us": rows[0]["time_us"],
+                    "largest_bytes": rows[-1]["bytes"],
+                    "largest_busbw": rows[-1]["busbw"],
+                    "avg_busbw": finite(run.get("avg_busbw")),
+                }
+                runs.append({**facts, "rows": rows, "metrics": record.metrics})
 
     def metric(key: str, name: str, heading: str) -> Column:
         full = f"collectives/{name}"
-        return metric_column(key, full, lambda run: run.record.metrics.get(full), heading=heading)
+        return metric_column(key, full, lambda run: run["metrics"].get(full), heading=heading)
 
     table = Table.of(
         "collectives",
         "Collectives: the smallest and the largest message, and the fitted line time = α + bytes "
         "÷ β.",
         (
-            Column("cell", "cell", lambda run: run_name(run.record)),
-            Column("collective", "collective", "collective"),
-            Column("gpus", "GPUs", lambda run: gpu_ids(run.record.cell.members), shown=False),
-            Column("smallest_bytes", "smallest, bytes", lambda run: run.rows[0]["bytes"], "count"),
-            Column("smallest_us", "µs", lambda run: run.rows[0]["time_us"], "number"),
-            Column("largest_bytes", "largest, bytes", lambda run: run.rows[-1]["bytes"], "count"),
-            Column("largest_busbw", "busbw GB/s", lambda run: run.rows[-1]["busbw"], "number"),
-            Column("avg_busbw", "average busbw", "avg_busbw", "number"),
+            Column("cell", "cell"),
+            Column("collective", "collective"),
+            Column("gpus", "GPUs", shown=False),
+            Column("smallest_bytes", "smallest, bytes", kind="count"),
+            Column("smallest_us", "µs", kind="number"),
+            Column("largest_bytes", "largest, bytes", kind="count"),
+            Column("largest_busbw", "busbw GB/s", kind="number"),
+            Column("avg_busbw", "average busbw", kind="number"),
             metric("alpha_us", "alpha_us", "α µs"),
             metric("beta_gb_per_s", "beta_gb_per_s", "β GB/s"),
             metric("fit_error", "fit_rms_error", "error"),
@@ -224,14 +224,14 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
     yield from _ranking(f"Busbw of the largest {kind}message on {devices}", text_of, option)
 
 
-def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
+def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     """Yield busbw against the size of the message, a curve for each cell."""
     curves, sizes = [], set()
     palette = [light for light, _ in COLOURS.values()]
     names = []
     for run in runs:
-        _, *parts = run_name(run.record).split(BETWEEN)
-        words = [run.collective]
+        _, *parts = run["cell"].split(BETWEEN)
+        words = [run["collective"]]
         for part in parts:
             if not part.startswith("collective="):
                 words.append(part)
@@ -239,7 +239,7 @@ def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
     short = short_names(names[:MOST_CURVES])
     for run, name, colour, marker in zip(runs, names[:MOST_CURVES], palette, MARKERS, strict=False):
         points = []
-        for row in run.rows:
+        for row in run["rows"]:
             size, rate = row["bytes"], row["busbw"]
             if size and rate and size > 0 and rate > 0:
                 points.append(DrawnPoint(size, Estimate(rate)))

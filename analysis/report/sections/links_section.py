@@ -1,11 +1,10 @@
 """Bandwidth of the exchange by link, what a link is worth, and lost time by link speed."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from analysis.findings.communication import COST, EXPOSED
 from analysis.findings.examine import Findings
-from analysis.findings.wire_lines import WireLine, WirePoint, fit
+from analysis.findings.wire_lines import WireLine, fit
 from analysis.report.charts import Axis, ScatterPoint, scatter_figure, truncation_note
 from analysis.report.figure import Figure, colours
 from analysis.report.numbers import NumberFormat, estimate, number
@@ -89,20 +88,13 @@ def links(study: Study, findings: Findings) -> Section | None:
 # ---- Lost time against the speed of the links ---------------------------------------------------
 
 
-class LinePoint(NamedTuple):
-    """A cell of a line."""
-
-    line: WireLine
-    point: WirePoint
-
-
 def wire_lines(study: Study, findings: Findings) -> Section | None:
     """Return a line for each mechanism with its cells; without one, what is missing."""
     lines = findings.wire_lines
     if not lines and not findings.no_wire_line:
         return None
     names = short_names(line.label for line in lines)
-    texts, figures, points = [], [], []
+    texts, figures = [], []
     palette = colours(line.strategy for line in lines)
     for panel, line in enumerate(lines, 1):
         fixed, share = estimate(line.fixed_ms, "ms"), estimate(line.share, "share")
@@ -117,31 +109,28 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
                 "The links have only two speeds here, and a line goes through any two points: no "
                 "cell between them tests it."
             )
-        for point in line.points:
-            points.append(LinePoint(line, point))
         if panel <= MOST_LINES:
             figures.append(_line_figure(line, names, panel, palette[line.strategy]))
     if findings.no_wire_line:
         texts.append(sentence(findings.no_wire_line))
     texts += filter(None, [truncation_note(lines, MOST_LINES, "more line", "wire_lines.csv")])
-    tables = _line_tables(study, lines, points, names) if lines else ()
+    tables = _line_tables(study, lines, names) if lines else ()
     title = "Lost time and the speed of the links"
     return Section("wire-lines", title, tuple(texts), tuple(figures), tables)
 
 
 def _line_tables(
-    study: Study, lines: Sequence[WireLine], points: Sequence[LinePoint], names: Mapping[str, str]
+    study: Study, lines: Sequence[WireLine], names: Mapping[str, str]
 ) -> tuple[Table, Table]:
     by_cell = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.timed}
-
-    def lost_to(row: LinePoint) -> str:
-        return LOST_WORDS[row.line.quantity]["column"]
-
-    def lost(row: LinePoint) -> Estimate | None:
-        if row.line.quantity == EXPOSED:
-            return Estimate(row.point.lost_ms)
-        return by_cell[row.point.gpus, frozenset(row.point.key.items())].next_run(COST)
-
+    cells = []
+    for line in lines:
+        words = {"line": names[line.label], "lost": LOST_WORDS[line.quantity]["column"]}
+        for point in line.points:
+            lost: Estimate | None = Estimate(point.lost_ms)
+            if line.quantity != EXPOSED:
+                lost = by_cell[point.gpus, frozenset(point.key.items())].next_run(COST)
+            cells.append({**vars(point), **words, "cell": point.label, "lost_ms": lost})
     return Table.of(
         "wire_lines",
         "What a cell loses per step: a fixed time, and a share of the time that its exchange takes "
@@ -162,16 +151,16 @@ def _line_tables(
         "wire_cells",
         "Every cell beside its line, with what the line through the others lets expect of it.",
         (
-            Column("line", "line", lambda row: names[row.line.label], shown=len(names) > 1),
-            Column("lost", "lost", lost_to, shown=len(lines) > 1),
-            Column("cell", "GPUs", "point.label"),
-            Column("gb_per_s", "measured GB/s", "point.gb_per_s", "number"),
-            Column("wire_ms", "exchange ms", "point.wire_ms", "ms"),
-            Column("lost_ms", "lost ms", lost, "ms", True),
-            Column("expected_ms", "expected ms", "point.expected_ms", "ms", True),
-            Column("residual_ms", "difference ms", "point.residual_ms", SIGNED_MS),
+            Column("line", "line", shown=len(names) > 1),
+            Column("lost", "lost", shown=len(lines) > 1),
+            Column("cell", "GPUs"),
+            Column("gb_per_s", "measured GB/s", kind="number"),
+            Column("wire_ms", "exchange ms", kind="ms"),
+            Column("lost_ms", "lost ms", kind="ms", bounded=True),
+            Column("expected_ms", "expected ms", kind="ms", bounded=True),
+            Column("residual_ms", "difference ms", kind=SIGNED_MS),
         ),
-        points,
+        cells,
     )
 
 

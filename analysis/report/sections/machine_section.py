@@ -1,14 +1,13 @@
 """The machine: its hosts, a drawing of its links, and heat maps of pairs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from analysis.findings.examine import Findings
 from analysis.findings.links import wires_of
 from analysis.input_files import UnreadableInput
-from analysis.report.charts import UNIT_KEYS, heat_map_figure, scale_of
+from analysis.report.charts import heat_map_figure, scale_of
 from analysis.report.figure import Figure
 from analysis.report.section import Section
 from analysis.report.table import Table, Value, columns_of, numbers_table
@@ -29,27 +28,14 @@ MATRICES = {
 }
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """Numbers between devices, {(row, column): value}; a missing value is absent."""
-
-    ids: Sequence[Member]
-    values: Mapping[tuple[Member, Member], float]
-    caption: str
-    unit: str
-
-
 def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
     figures = list(_drawings(study, lines))
     matrices = _copies(study)[:MOST_MAPS]
-    scales = {}
-    for unit in UNIT_KEYS:
-        scales[unit] = scale_of(matrix.values for matrix in matrices if matrix.unit == unit)
     for panel, matrix in enumerate(matrices, 1):
-        shown = matrix.caption, matrix.ids, matrix.values, matrix.unit, scales[matrix.unit]
-        figures.append(heat_map_figure(f"pairs-{panel}", *shown))
+        scale = scale_of(alike["entries"] for alike in matrices if alike["unit"] == matrix["unit"])
+        figures.append(heat_map_figure(f"pairs-{panel}", scale=scale, **matrix))
     hosts = _hosts_table(study)
     tables = (hosts,) if hosts.rows else ()
     if not figures and not tables and names.unit_of(study) == "GPUs":
@@ -129,9 +115,12 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
         )
 
 
-def _copies(study: Study) -> list[Matrix]:
-    """Return the newest matrix of each kind: last those of the host's clock, copies by a kernel."""
-    newest: dict[tuple[str, bool], Matrix] = {}
+def _copies(study: Study) -> list[dict[str, Any]]:
+    """Return the newest matrix of each kind: last those of the host's clock, copies by a kernel.
+
+    Each is caption, ids, entries and unit of its heat map; a missing value has no entry.
+    """
+    newest: dict[tuple[str, bool], dict[str, Any]] = {}
     for record in study.usable:
         p2p = mapping(record.tables.get("p2p"))
         by_kernel = p2p.get("copy") == "sm"
@@ -142,11 +131,11 @@ def _copies(study: Study) -> list[Matrix]:
             if record.cell.world_size == len(rows):
                 ids = record.cell.members
             ids = ids[:LARGEST_MAP]
-            values = {}
+            entries = {}
             for row, measured in zip(ids, rows, strict=False):
                 for column, value in zip(ids, map(finite, measured), strict=False):
                     if value is not None:
-                        values[row, column] = value
+                        entries[row, column] = value
             start, _, state = name.rpartition("_")
             unit = "µs" if "latency" in name else "GB/s"
             words = [MATRICES.get(start, start.replace("_", " ")), unit]
@@ -154,6 +143,7 @@ def _copies(study: Study) -> list[Matrix]:
             if by_kernel:
                 words.append("copied by a kernel")
             caption = f"{single_line(', '.join(words))}, from row to column; dark is better."
-            newest[name, by_kernel] = Matrix(ids, values, caption, unit)
+            matrix = {"caption": caption, "ids": ids, "entries": entries, "unit": unit}
+            newest[name, by_kernel] = matrix
     order = sorted(newest, key=lambda key: ("latency_cpu" in key[0], key[1]))
     return [newest[key] for key in order]
