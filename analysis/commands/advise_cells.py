@@ -100,13 +100,24 @@ def rank(
         for cell in matching_cells(calibration.timed(), candidate.query, *SAME_CELL):
             if set(cell.query.members) == set(candidate.query.members) and cell.rate is not None:
                 measured.append(cell)
+        if measured:
+            ranked.append(_by_runs(candidate, measured))
+            continue
+        of_query = scores[way_of(calibration, candidate.query)]
         try:
-            if measured:
-                ranked.append(_by_runs(candidate, measured))
-            else:
-                ranked.append(_by_forecast(calibration, candidate, scores))
+            prediction = forecast(calibration, candidate.query, of_query)
         except ValueError as error:
             refused[candidate] = str(error)
+            continue
+        rate, step_ms = prediction.images_per_second, prediction.step_ms
+        if prediction.low is None or prediction.high is None:
+            why = why_no_error(candidate.query, len(of_query))
+            ranked.append(RankedCell(candidate, rate, why=why))
+            continue
+        bounded = step_ms - prediction.low < (prediction.high - step_ms) * (1 - 1e-9)
+        images = rate * step_ms
+        low, high = images / prediction.high, images / prediction.low
+        ranked.append(RankedCell(candidate, rate, low, high, bounded=bounded))
     if not ranked and refused:
         raise ValueError(next(iter(refused.values())))
     if not ranked:
@@ -138,22 +149,6 @@ def _by_runs(candidate: Candidate, measured: Sequence[MeasuredCell]) -> RankedCe
     if runs == 1:
         why = f"one run each, and {NOT_KNOWN}"
     return RankedCell(candidate, rate, runs=runs, why=why)
-
-
-def _by_forecast(
-    calibration: CalibrationData, candidate: Candidate, scores: Mapping[str, Sequence[float]]
-) -> RankedCell:
-    """Return a cell with the rate that it is forecast to give. Raises ValueError."""
-    query = candidate.query
-    of_query = scores[way_of(calibration, query)]
-    prediction = forecast(calibration, query, of_query)
-    rate, step_ms = prediction.images_per_second, prediction.step_ms
-    if prediction.low is None or prediction.high is None:
-        return RankedCell(candidate, rate, why=why_no_error(query, len(of_query)))
-    bounded = step_ms - prediction.low < (prediction.high - step_ms) * (1 - 1e-9)
-    images = rate * step_ms
-    low, high = images / prediction.high, images / prediction.low
-    return RankedCell(candidate, rate, low, high, bounded=bounded)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

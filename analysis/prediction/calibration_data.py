@@ -318,6 +318,11 @@ def gradient_curve(cell: MeasuredCell) -> TimeCurve | None:
 
 def _collective_curve(record: Record) -> TimeCurve | None:
     """Return the collective that a record timed, alone or in the ranks of a training cell."""
+
+    def read_row(row: Any) -> tuple[float, float]:
+        timed = row.get("out_of_place") or row["in_place"]
+        return _within(row["bytes"], 1, math.inf), _within(timed["time_us"], 0.0, math.inf)
+
     cell = record.cell
     times: dict[float, float] = {}
     if cell.trains:
@@ -334,7 +339,7 @@ def _collective_curve(record: Record) -> TimeCurve | None:
         kind = options.get("collective")
         nccl_runs = mapping(record.tables.get("nccl-tests")).get("runs")
         if isinstance(nccl_runs, list) and nccl_runs:
-            times = _more_than_zero(_rows({"first": nccl_runs[0]}, "first", _nccl_tests_row))
+            times = _more_than_zero(_rows({"first": nccl_runs[0]}, "first", read_row))
     if not isinstance(kind, str) or not times:
         return None
     if not COLLECTIVES.keys() >= set(kind.split(AND)):
@@ -344,12 +349,6 @@ def _collective_curve(record: Record) -> TimeCurve | None:
     wire = used_wire(record.effective.get("transport"), requested)
     sizes, times_us = zip(*sorted(times.items()), strict=True)
     return TimeCurve(kind, wire, cell.world_size, hosts, sizes, times_us, record.record_id)
-
-
-def _nccl_tests_row(row: Any) -> tuple[float, float]:
-    """Return bytes and µs, out of place where there are."""
-    timed = row.get("out_of_place") or row["in_place"]
-    return _within(row["bytes"], 1, math.inf), _within(timed["time_us"], 0.0, math.inf)
 
 
 # --- the tables of a calibration

@@ -149,8 +149,27 @@ class LinkModel:
         """Return the time of a collective in ms. Raises ValueError for a wire that is not known."""
         if ranks < 2:
             return constant(0.0)
-        if hosts > 1 and self.network is not None:
-            return self._over_network(kind, size_bytes, ranks, wire, hosts, self.network)
+        network = self.network
+        if hosts > 1 and network is not None:  # the faster of a ring and a tree
+            gpus = ranks // hosts
+            gb_per_s, base_us, hop_us = network.host_gb_per_s, BASE_US, HOP_US[DIRECT]
+            if gpus > 1:
+                curve = self._nearest_curve(kind, gpus, ExchangeWire(DIRECT, wire.settings), 1)
+                fixed_us, growing_us = _alpha_beta(curve, size_bytes)
+                base_us = max(base_us, fixed_us - hop_us * _ring_steps(kind, curve.ranks))
+                if growing_us > 0:
+                    inner_rate = size_bytes * _sent_share(kind, curve.ranks) / growing_us / 1e3
+                    gb_per_s = min(gb_per_s, inner_rate)
+            steps_between = _ring_steps(kind, hosts)
+            steps_inside = _ring_steps(kind, ranks) - steps_between
+            fastest_us = base_us + steps_inside * hop_us + steps_between * network.latency_us
+            fastest_us += size_bytes * _sent_share(kind, ranks) / gb_per_s / 1e3
+            if kind == "all_reduce":
+                hops_us = (gpus - 1) * hop_us + math.log2(hosts) * network.latency_us
+                sent_us = 2 * size_bytes / (gb_per_s * TREE_SHARE) / 1e3
+                fastest_us = min(fastest_us, base_us + 2 * hops_us + sent_us)
+            share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
+            return scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
         parts = kind.split(AND)
         if not self._has(kind, wire) and all(self._has(part, wire) for part in parts):
             times = [self.time(part, size_bytes, ranks, wire, hosts) for part in parts]
@@ -223,36 +242,6 @@ class LinkModel:
         if hosts > 1:
             what_to_add = " between hosts; add a training cell with nodes=, or describe it by --net"
         raise ValueError(f"no {kind} {wire.way} was measured{what_to_add}")
-
-    def _over_network(
-        self,
-        kind: str,
-        size_bytes: float,
-        ranks: int,
-        wire: ExchangeWire,
-        hosts: int,
-        network: HostNetwork,
-    ) -> Draws:
-        """Return the ms over a described network: the faster of a ring and a tree."""
-        gpus = ranks // hosts
-        gb_per_s, base_us, hop_us = network.host_gb_per_s, BASE_US, HOP_US[DIRECT]
-        if gpus > 1:
-            curve = self._nearest_curve(kind, gpus, ExchangeWire(DIRECT, wire.settings), 1)
-            fixed_us, growing_us = _alpha_beta(curve, size_bytes)
-            base_us = max(base_us, fixed_us - hop_us * _ring_steps(kind, curve.ranks))
-            if growing_us > 0:
-                inner_rate = size_bytes * _sent_share(kind, curve.ranks) / growing_us / 1e3
-                gb_per_s = min(gb_per_s, inner_rate)
-        steps_between = _ring_steps(kind, hosts)
-        steps_inside = _ring_steps(kind, ranks) - steps_between
-        fastest_us = base_us + steps_inside * hop_us + steps_between * network.latency_us
-        fastest_us += size_bytes * _sent_share(kind, ranks) / gb_per_s / 1e3
-        if kind == "all_reduce":
-            hops_us = (gpus - 1) * hop_us + math.log2(hosts) * network.latency_us
-            sent_us = 2 * size_bytes / (gb_per_s * TREE_SHARE) / 1e3
-            fastest_us = min(fastest_us, base_us + 2 * hops_us + sent_us)
-        share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
-        return scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
 
 
 def _sent_share(kind: str, ranks: int) -> float:

@@ -182,7 +182,19 @@ def curves_figure(
         for position, estimate, _ in curve.points:
             positions.add(position)
             rows.append((curve.label, position, estimate))
-    _scale_x(axes, x, sorted(positions))
+    low, high = min(positions), max(positions)
+    if x.base:
+        axes.set_xscale("log", base=x.base)
+        room = max(0.05 * math.log2(high / low), 0.2)
+        axes.set_xlim(low / 2**room, high * 2**room)
+        axes.minorticks_off()
+    else:
+        room = 0.05 * (high - low) or 1
+        axes.set_xlim(low - room, high + room)
+    if x.ticks:
+        axes.set_xticks([*x.ticks], [*x.ticks.values()])
+    axes.set_xlabel(x.label, color=INK)
+    axes.grid(axis="x", visible=False)
     _scale_y(axes, y, curves)
     _name_curves(axes, curves, ends, y)
     if not (y.base or y.from_zero) and axes.get_ylim()[0] > 0:
@@ -210,22 +222,6 @@ def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> fl
     ys = [median(by_x[at]) for at in xs]
     axes.plot(xs, ys, ls=DASHES[index % len(DASHES)], zorder=2, **look)
     return ys[-1]
-
-
-def _scale_x(axes: Any, x: Axis, values: Sequence[float]) -> None:
-    low, high = values[0], values[-1]
-    if x.base:
-        axes.set_xscale("log", base=x.base)
-        room = max(0.05 * math.log2(high / low), 0.2)
-        axes.set_xlim(low / 2**room, high * 2**room)
-        axes.minorticks_off()
-    else:
-        room = 0.05 * (high - low) or 1
-        axes.set_xlim(low - room, high + room)
-    if x.ticks:
-        axes.set_xticks([*x.ticks], [*x.ticks.values()])
-    axes.set_xlabel(x.label, color=INK)
-    axes.grid(axis="x", visible=False)
 
 
 def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:

@@ -166,7 +166,7 @@ def collectives(study: Study, findings: Findings) -> Section:
                 size = finite(row.get("bytes"))
                 rows.append({"bytes": size, "time_us": time_us, "busbw": busbw})
             if rows:
-                facts: dict[str, Any] = {
+                facts = {
                     "cell": run_name(record),
                     "collective": single_line(run.get("collective")),
                     "gpus": gpu_ids(record.cell.members),
@@ -175,8 +175,10 @@ def collectives(study: Study, findings: Findings) -> Section:
                     "largest_bytes": rows[-1]["bytes"],
                     "largest_busbw": rows[-1]["busbw"],
                     "avg_busbw": finite(run.get("avg_busbw")),
+                    "rows": rows,
+                    "metrics": record.metrics,
                 }
-                runs.append({**facts, "rows": rows, "metrics": record.metrics})
+                runs.append(facts)
 
     def metric(key: str, name: str, heading: str) -> Column:
         full = f"collectives/{name}"

@@ -8,8 +8,8 @@ import base64
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from analysis.findings.examine import Findings
 from analysis.findings.waterfall import AT_MOST, Waterfall, WaterfallPart
@@ -39,33 +39,6 @@ GAIN = COLOURS["green"][0]
 HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
 
 
-@dataclass(frozen=True)
-class WaterfallRow:
-    """A row of a waterfall: a rate between its parts, or a part."""
-
-    fall: Waterfall
-    name: str
-    rate: Estimate | None = None
-    part: WaterfallPart | None = None
-
-    @property
-    def change(self) -> Estimate | None:
-        """The rate, or what the part adds to it; None: not known."""
-        if self.part is None:
-            return self.rate
-        if self.part.lost is None:
-            return None
-        return scaled(self.part.lost, -1.0)
-
-    @property
-    def share(self) -> float | None:
-        """The change as a share of the ideal rate."""
-        ideal = self.fall.ideal.value
-        if self.change is None or not ideal:
-            return None
-        return self.change.value / ideal
-
-
 def waterfall(study: Study, findings: Findings) -> Section | None:
     """Return where the rate goes, part by part, down to the residual; None for one GPU alone."""
     if not study.trains or (study.records and ran_alone(study)):
@@ -74,19 +47,20 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     rows = []
     lines: list[str] = []
     for fall in findings.waterfalls:
-        rows += waterfall_rows(fall)
+        for row in waterfall_rows(fall):
+            rows.append(row | {"cell": names[fall.label], "gpus": gpu_ids(fall.gpus)})
     table = Table.of(
         "waterfall",
         "From the ideal rate to the measured one; parts and residual add up to the gap."
         f"{about_intervals(study)}",
         (
-            Column("cell", "cell", lambda row: names[row.fall.label]),
-            Column("gpus", "GPUs", lambda row: gpu_ids(row.fall.gpus)),
-            Column("part", "part", "name"),
-            Column("images_per_second", "images/s", "change", "rate", True),
-            Column("share", "of ideal", "share", "part"),
-            Column("ms", "ms of a step", lambda row: row.part and row.part.ms, "ms", True),
-            Column("why", "note", lambda row: row.part.why if row.part else ""),
+            Column("cell", "cell"),
+            Column("gpus", "GPUs"),
+            Column("part", "part"),
+            Column("images_per_second", "images/s", kind="rate", bounded=True),
+            Column("share", "of ideal", kind="part"),
+            Column("ms", "ms of a step", kind="ms", bounded=True),
+            Column("why", "note"),
         ),
         rows,
     )
@@ -98,30 +72,40 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     return Section("waterfall", "Where the rate goes", tuple(lines), figures, (table,))
 
 
-def waterfall_rows(fall: Waterfall) -> list[WaterfallRow]:
-    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate."""
-    before, after = [], []
+def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
+    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate.
+
+    Each has its part, or none and the rate itself, which a part changes (None: not known).
+    """
+    before: list[tuple[str, WaterfallPart | Estimate]] = []
+    after: list[tuple[str, WaterfallPart | Estimate]] = []
     sum_alone = 0.0
     for part in fall.parts:
-        row = WaterfallRow(fall, part.name, part=part)
         if not part.above_ideal:
-            after.append(row)
+            after.append((part.name, part))
             continue
-        before.append(row)
+        before.append((part.name, part))
         if part.lost is not None:
             sum_alone += part.lost.value
     if sum_alone:
-        sum_alone += fall.ideal.value
-        before.insert(0, WaterfallRow(fall, "all members alone", Estimate(sum_alone)))
+        before.insert(0, ("all members alone", Estimate(sum_alone + fall.ideal.value)))
+    before.append((f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
     lost = Estimate(fall.residual, fall.residual_low, fall.residual_high)
-    residual = WaterfallPart(RESIDUAL, lost, "what no part explains")
-    return [
-        *before,
-        WaterfallRow(fall, f"ideal, {len(fall.gpus)} × slowest", fall.ideal),
-        *after,
-        WaterfallRow(fall, RESIDUAL, part=residual),
-        WaterfallRow(fall, "measured", fall.measured),
-    ]
+    after.append((RESIDUAL, WaterfallPart(RESIDUAL, lost, "what no part explains")))
+    rows = []
+    for name, step in (*before, *after, ("measured", fall.measured)):
+        row: dict[str, Any] = {"part": name, "why": "", "step": step}
+        change: Estimate | None = None
+        if isinstance(step, Estimate):
+            change = step
+        else:
+            row |= {"ms": step.ms, "why": step.why}
+            if step.lost is not None:
+                change = scaled(step.lost, -1.0)
+        if change is not None and fall.ideal.value:
+            row["share"] = change.value / fall.ideal.value
+        rows.append(row | {"images_per_second": change})
+    return rows
 
 
 def waterfall_figures(
@@ -136,8 +120,8 @@ def waterfall_figures(
         )
         steps = []
         for row in waterfall_rows(fall):
-            name = words(single_line(row.name, WATERFALL_LENGTH))
-            steps.append(_step(row, name, fall.ideal.value))
+            name = words(single_line(row["part"], WATERFALL_LENGTH))
+            steps.append(_step(row["step"], name, fall.ideal.value))
         if any(step.pale for step in steps):
             caption += " Pale: not told apart from 0."
         if panel == MOST_WATERFALLS:
@@ -148,11 +132,9 @@ def waterfall_figures(
         yield waterfall_figure(f"waterfall-{panel}", caption, steps, fall.ideal.value, axis)
 
 
-def _step(row: WaterfallRow, name: str, ideal: float) -> WaterfallStep:
-    part = row.part
-    if part is None:
-        text = number(row.rate.value if row.rate else None, "rate")
-        return WaterfallStep(name, level=row.rate, text=text)
+def _step(part: WaterfallPart | Estimate, name: str, ideal: float) -> WaterfallStep:
+    if isinstance(part, Estimate):
+        return WaterfallStep(name, level=part, text=number(part.value, "rate"))
     if part.lost is None:
         return WaterfallStep(name, text="not known")
     lost = part.lost.value

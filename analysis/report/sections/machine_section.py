@@ -27,6 +27,13 @@ MATRICES = {
     "latency_cpu": "Latency by the host's clock",
 }
 
+HOSTS = (
+    *columns_of(host="host", own_name="its own name", gpus="GPUs", cpu="CPU"),
+    *columns_of("count", cores="cores"),
+    *columns_of(driver="driver", interface="interface"),
+    *columns_of("number", gbit_per_s="Gbit/s"),
+)
+
 
 def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
@@ -36,19 +43,7 @@ def machine(study: Study, findings: Findings) -> Section:
     for panel, matrix in enumerate(matrices, 1):
         scale = scale_of(alike["entries"] for alike in matrices if alike["unit"] == matrix["unit"])
         figures.append(heat_map_figure(f"pairs-{panel}", scale=scale, **matrix))
-    hosts = _hosts_table(study)
-    tables = (hosts,) if hosts.rows else ()
-    if not figures and not tables and names.unit_of(study) == "GPUs":
-        lines.append(
-            "No record has the machine's links, and no matrix of pairs was measured (add "
-            "benchmark=p2p)."
-        )
-    return Section("links", "The machine and its links", tuple(lines), tuple(figures), tables)
-
-
-def _hosts_table(study: Study) -> Table:
-    """Return what the newest record of each host says of it; no rows where cells have no hosts."""
-    newest: dict[str, dict[str, Value]] = {}
+    newest: dict[str, dict[str, Value]] = {}  # of each host; none where cells have no hosts
     for record in study.records:
         wires = wires_of(record)
         for host, facts in facts_of_hosts(record).items():
@@ -64,19 +59,20 @@ def _hosts_table(study: Study) -> Table:
                     "interface": "+".join(wires[host].names),
                     "gbit_per_s": wires[host].gbit_per_s,
                 }
-    rows = [row for _, row in sorted(newest.items())]
-    return Table.of(
+    hosts = Table.of(
         "hosts",
         "The hosts, and the interface of each through which ranks exchange with other hosts. "
         "Gbit/s: by its driver.",
-        (
-            *columns_of(host="host", own_name="its own name", gpus="GPUs", cpu="CPU"),
-            *columns_of("count", cores="cores"),
-            *columns_of(driver="driver", interface="interface"),
-            *columns_of("number", gbit_per_s="Gbit/s"),
-        ),
-        rows,
+        HOSTS,
+        [row for _, row in sorted(newest.items())],
     )
+    tables = (hosts,) if hosts.rows else ()
+    if not figures and not tables and names.unit_of(study) == "GPUs":
+        lines.append(
+            "No record has the machine's links, and no matrix of pairs was measured (add "
+            "benchmark=p2p)."
+        )
+    return Section("links", "The machine and its links", tuple(lines), tuple(figures), tables)
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
