@@ -101,13 +101,14 @@ def forecast(
     null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * compute_ms)
     images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
     basis = EXTRAPOLATED
-    if query.ranks <= _most_ranks(calibration, query) and model.is_measured and not model.why:
+    most_ranks = _most_ranks(calibration, query)
+    if query.ranks <= most_ranks and model.is_measured and not model.why:
         basis = INTERPOLATED
     no_error = why_no_error(query, len(scores))
     sentences = [*model.why, no_error]
     if not any(cell.scatter_known for cell in calibration.timed(query.workload)):
         sentences.append(ASSUMED_SCATTER)
-    if query.ranks > _most_ranks(calibration, query):
+    if query.ranks > most_ranks:
         sentences.append(NOT_IN_IT)
     if query.across_hosts and calibration.links.network is not None:
         basis = ASSUMED_NETWORK
@@ -129,7 +130,7 @@ def forecast(
         compute_ms=compute_ms,
         compute_deviation_ms=math.hypot(deviation(model.bare), deviation(model.noise)),
         deviation_ms=deviation(step),
-        growth=growth_of(calibration, query),
+        growth=1 + math.log(max(1.0, query.ranks / most_ranks)),
         basis=basis,
         why=tuple(why),
         records=calibration.record_ids,
@@ -155,11 +156,6 @@ def conformal(scores: Sequence[float], level: float = LEVEL) -> float:
     """Return the factor that holds a further score with this probability."""
     rank = math.ceil((len(scores) + 1) * level)
     return sorted(scores)[min(rank, len(scores)) - 1]
-
-
-def growth_of(calibration: CalibrationData, query: CellQuery) -> float:
-    """Return the factor by which an interval grows beyond the ranks that were measured."""
-    return 1 + math.log(max(1.0, query.ranks / _most_ranks(calibration, query)))
 
 
 def why_no_error(query: CellQuery, held_out: int) -> str:

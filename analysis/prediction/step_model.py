@@ -458,7 +458,11 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
     step = played.step_ms + local
     if not exchange_of(query).waits:  # a server answers all ranks, one after the other
         step = np.maximum(step, sum(during, after))
-    noise = normal(0.0, between_runs_ms(calibration, query), "next run")
+    deviations_ms = []  # of a step between runs of equal cells
+    for cell in calibration.timed(query.workload):
+        assert cell.step_ms is not None
+        deviations_ms.append(cell.between_runs * mean(cell.step_ms))
+    noise = normal(0.0, statistics.median(deviations_ms), "next run")
     is_measured = query.ranks < 2 or query.strategy == "none"
     nearest = nearest_exchange(calibration, query)
     if nearest is not None:
@@ -470,18 +474,6 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
         )
     why = tuple(filter(None, (no_bare, no_gamma, no_local)))
     return StepModel(step, bare, local, noise, played, is_measured, why)
-
-
-def between_runs_ms(calibration: CalibrationData, query: CellQuery) -> float:
-    """Return the standard deviation of a step between runs of equal cells, in ms.
-
-    Where none ran often enough to show it, it is DEFAULT_SCATTER of the step.
-    """
-    deviations = []
-    for cell in calibration.timed(query.workload):
-        assert cell.step_ms is not None
-        deviations.append(cell.between_runs * mean(cell.step_ms))
-    return statistics.median(deviations)
 
 
 def rate_share(calibration: CalibrationData, query: CellQuery) -> float:

@@ -43,6 +43,7 @@ OPERATIONS = {
 }
 DIRECTIONS = {"to_device": "to the GPU", "to_host": "from the GPU", "both": "each way at once"}
 MOST_CURVES, SIZE_TICKS = 6, 4  # of the figure of collectives
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB")  # each 2^10 of the one before
 PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_one": "all to one"}
 
 
@@ -175,10 +176,8 @@ def collectives(study: Study, findings: Findings) -> Section:
                     "largest_bytes": rows[-1]["bytes"],
                     "largest_busbw": rows[-1]["busbw"],
                     "avg_busbw": finite(run.get("avg_busbw")),
-                    "rows": rows,
-                    "metrics": record.metrics,
                 }
-                runs.append(facts)
+                runs.append({**facts, "rows": rows, "metrics": record.metrics})
 
     def metric(key: str, name: str, heading: str) -> Column:
         full = f"collectives/{name}"
@@ -255,7 +254,10 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
         return
     low, high = math.ceil(math.log2(min(sizes))), math.floor(math.log2(max(sizes)))
     apart = max(1, math.ceil((high - low) / for_width(SIZE_TICKS)))
-    ticks = {2.0**power: _bytes(power) for power in range(low, high + 1, apart)}
+    ticks = {}
+    for power in range(low, high + 1, apart):
+        step = min(max(power, 0) // 10, 3)
+        ticks[2.0**power] = f"{2.0 ** (power - 10 * step):g} {BYTE_UNITS[step]}"
     more = truncation_note(runs, MOST_CURVES, "more cell", "collectives.csv")
     yield curves_figure(
         "collectives",
@@ -264,12 +266,6 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
         Axis("bytes", "bytes", ticks=ticks, base=2),
         Axis("busbw, GB/s", "busbw_gb_per_s", base=10),
     )
-
-
-def _bytes(power: int) -> str:
-    """Return 2 to a power as a number of bytes: `16 KiB`."""
-    step = min(max(power, 0) // 10, 3)
-    return f"{2.0 ** (power - 10 * step):g} {('B', 'KiB', 'MiB', 'GiB')[step]}"
 
 
 # ---- Copies between pairs of devices ------------------------------------------------------------
