@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.communication import COST
-from analysis.findings.comparisons import SettingEffect
 from analysis.findings.examine import Findings
 from analysis.findings.links import host_wires
 from analysis.findings.scaling import Point
@@ -340,29 +339,24 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
             instead = f"instead of {single_line(before, 40)}"
             causes.append(f"NCCL used {single_line(after, 40)} {instead}")
         lines.append(_with_causes(line, causes, [effect.exchange_ratio]))
-    if without_effect:
-        lines.append(_no_effect(without_effect))
-    return lines
-
-
-def _no_effect(effects: Sequence[SettingEffect]) -> str:
-    """`P2P_LEVEL=PIX shows no difference to untouched: NCCL used the same transport.`"""
+    if not without_effect:
+        return lines
     names, changes, ratios = [], [], []
     causes = ["NCCL used the same transport"]
     has_verdicts = True
-    for effect in effects:
+    for effect in without_effect:
         names.append(single_line(effect.setting, 60))
         changes.append(abs(effect.compared.difference.value))
         ratios.append(effect.exchange_ratio)
         has_verdicts = has_verdicts and bool(effect.compared.verdict)
         if not all(effect.transports):
             causes = []
-    s = "s" * (len(effects) == 1)
+    s = "s" * (len(without_effect) == 1)
     line = f"{join_words(names)} show{s} no difference to untouched"
     if not has_verdicts:
         size = number(max(changes), "share")
         line = f"{join_words(names)} differ{s} from untouched by {size} at most in single runs"
-    return _with_causes(line, causes, ratios)
+    return [*lines, _with_causes(line, causes, ratios)]
 
 
 def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None]) -> str:

@@ -6,7 +6,7 @@ from analysis.findings.communication import COST, EXPOSED
 from analysis.findings.examine import Findings
 from analysis.findings.wire_lines import WireLine, fit
 from analysis.report.charts import Axis, ScatterPoint, scatter_figure, truncation_note
-from analysis.report.figure import Figure, colours
+from analysis.report.figure import colours
 from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
@@ -19,6 +19,8 @@ from analysis.topology.model import NET
 SIGNED_MS = NumberFormat(decimals=2, sign=True)
 MOST_LINES = 4  # figures
 LINE_STEPS = 60  # of a drawn line
+WIRE_MS = Axis("ms that the exchange takes alone", "wire_ms")
+LOST_MS = Axis("lost ms per step", "lost_ms")
 
 
 # What the cells of a line lose, by its metric.
@@ -109,8 +111,26 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
                 "The links have only two speeds here, and a line goes through any two points: no "
                 "cell between them tests it."
             )
-        if panel <= MOST_LINES:
-            figures.append(_line_figure(line, names, panel, palette[line.strategy]))
+        if panel > MOST_LINES:
+            continue
+        # The cells, the line, and the band in which 95 % of further cells fall.
+        subject = f"{LOST_WORDS[line.quantity]['figure']}, {single_line(names[line.label])}"
+        caption = (
+            f"{subject}, against the time that the exchange takes alone. Band: 95 % of further "
+            f"cells. Labels where they fit; {count(len(line.points), 'cell')} in wire_cells.csv."
+        )
+        points, pairs = [], []
+        for point in line.points:
+            pairs.append((point.wire_ms, point.lost_ms))
+            points.append(ScatterPoint(*pairs[-1], point.label, abs(point.residual_ms)))
+        fitted = fit(pairs)
+        assert fitted is not None  # the line was fitted to these points
+        drawn = []
+        for step in range(LINE_STEPS + 1):
+            x = 1.06 * max(pairs)[0] * step / LINE_STEPS
+            drawn.append((x, fitted.expected(x)))
+        colour, name = palette[line.strategy], f"wire-line-{panel}"
+        figures.append(scatter_figure(name, caption, points, drawn, colour, WIRE_MS, LOST_MS))
     if findings.no_wire_line:
         texts.append(sentence(findings.no_wire_line))
     texts += filter(None, [truncation_note(lines, MOST_LINES, "more line", "wire_lines.csv")])
@@ -162,26 +182,3 @@ def _line_tables(
         ),
         cells,
     )
-
-
-def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: str) -> Figure:
-    """Return the cells of a line with the line and the band in which 95 % of further cells fall."""
-    subject = f"{LOST_WORDS[line.quantity]['figure']}, {single_line(names[line.label])}"
-    caption = (
-        f"{subject}, against the time that the exchange takes alone. Band: 95 % of further cells. "
-        f"Labels where they fit; {count(len(line.points), 'cell')} in wire_cells.csv."
-    )
-    y_axis = Axis("lost ms per step", "lost_ms")
-    points, pairs = [], []
-    for point in line.points:
-        pairs.append((point.wire_ms, point.lost_ms))
-        points.append(ScatterPoint(*pairs[-1], point.label, abs(point.residual_ms)))
-    most = 1.06 * max(pairs)[0]
-    fitted = fit(pairs)
-    assert fitted is not None  # the line was fitted to these points
-    drawn: list[tuple[float, Estimate]] = []
-    for step in range(LINE_STEPS + 1):
-        x = most * step / LINE_STEPS
-        drawn.append((x, fitted.expected(x)))
-    x_axis = Axis("ms that the exchange takes alone", "wire_ms")
-    return scatter_figure(f"wire-line-{panel}", caption, points, drawn, colour, x_axis, y_axis)
