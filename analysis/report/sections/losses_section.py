@@ -75,7 +75,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
 def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
     """Return the rows from the top: members alone, the ideal, what is lost, the measured rate.
 
-    Each has its part, or none and the rate itself, which a part changes (None: not known).
+    Of each `step` is a part or the rate itself, and `images_per_second` that rate or what the part
+    adds to it; None: not known.
     """
     before: list[tuple[str, WaterfallPart | Estimate]] = []
     after: list[tuple[str, WaterfallPart | Estimate]] = []
