@@ -7,6 +7,7 @@ wrong request (one line on stderr), 130 Ctrl-C.
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = main()
     close_quietly(interrupted=status == INTERRUPTED)
     sys.exit(status)

@@ -4,6 +4,7 @@ Exit status: 0 done, 1 it failed, 2 the input is wrong, 130 Ctrl-C.
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -50,4 +51,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

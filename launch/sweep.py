@@ -56,7 +56,7 @@ from launch.study.background import (
 from launch.study.live_forecasts import Forecasts
 from launch.study.run_environment import HostsEnvironment, RunEnvironment
 from launch.study.study_folder import StudyFolder, Sweep, find_finished
-from launch.supervision.supervise import Stopping
+from launch.supervision.supervise import INTERRUPTED, Stopping
 from launch.supervision.watch import Watch
 from launch.tracking.tracker import MlflowWriter
 
@@ -197,12 +197,19 @@ class SweepRun:
         Raises:
             OSError: the study's folder cannot be written; nothing was started.
         """
-        self._begin()
+        with self.stopping.at_once():
+            self._begin()
+        if self.stopping():
+            with contextlib.suppress(OSError):
+                self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
+            self.mlflow.close((), (), (), self.stopping, None)
+            return INTERRUPTED
         self.screen = Screen(self.cells, self.known, self.console, self.other_studies)
         with self.screen:
+            with self.stopping.at_once():
+                self.screen.settle_done(self.done)
             for index, planned in enumerate(self.cells):
                 if index in self.done:
-                    self.screen.settle(index, "done before", self.done[index])
                     continue
                 if not self._writable or self.stopping():
                     continue
@@ -239,9 +246,12 @@ class SweepRun:
         for error in unreadable:
             self._note(str(error))
         if self.config.resume:
-            self.done = find_finished(cells, self.study, self.here, self._note)
+            by_id = {record.record_id: record for record in self.known}
+            for index, record in find_finished(cells, self.study, self.here, self._note).items():
+                self.done[index] = by_id.get(record.record_id, record)
         open_cells = self._open_cells()
         if not open_cells:
+            look_for_garbage()
             return
         self.console.print(worded(open_cells, self.known), markup=False)
         self.engine.open(open_cells[0].cell)
@@ -258,18 +268,22 @@ class SweepRun:
         self.background.submit(self.engine.close)  # it waits for processes to end
         page: Path | None = None
         findings: Sequence[str] = ()
-        if self._writable:
+        has_news = bool(self.measured) or not self.stopping()
+        if self._writable and has_news:
             try:
                 # The folder may be gone, as after an unmount while the last cell was tracked.
                 self.study.check_still_mounted()
             except OSError as error:
                 self._stop_writing(error)
-        if self._writable:
-            update_noise_floor(self.study.folder, self.known, self._note)
-            page, findings = self.report.write()
-        self.mlflow.close(
-            self.measured, self.done.values(), self.known, self.stopping, page and page.parent
-        )
+        if self._writable and has_news:
+            with self.stopping.at_once():
+                update_noise_floor(self.study.folder, self.known, self._note)
+                page, findings = self.report.write()
+        with self.stopping.at_once():
+            of_study = self.known if has_news else []
+            self.mlflow.close(
+                self.measured, self.done.values(), of_study, self.stopping, page and page.parent
+            )
         where = [*sweep_note(self.measured, now() - self.began_at)]
         if page:
             where.append(f"report   {page}")

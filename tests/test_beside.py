@@ -169,6 +169,7 @@ PHASES = {
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypatch, phase):
     held, steps, opening = contextlib.ExitStack(), [starts, is_done, ends(0)], lambda first: None
+    once = iter([interrupts])  # a second Ctrl-C ends the process at once
     real_log, real_write = tracker.Tracker.log, StudyReport.write
     if phase == "the store is opened":
         assert held.enter_context(safe_files.locked(output_dir / ".mlflow.db.lock"))
@@ -179,16 +180,21 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
     elif phase == "a cell runs":
         steps.insert(1, interrupts)
     elif phase == "a run is written":
-        monkeypatch.setattr(tracker.Tracker, "log", lambda *run: interrupts() or real_log(*run))
+        monkeypatch.setattr(
+            tracker.Tracker, "log", lambda *run: next(once, bool)() or real_log(*run)
+        )
         steps.append(lambda job: time.sleep(0.3))
     else:
         monkeypatch.setattr(StudyReport, "write", lambda self: interrupts() or real_write(self))
     began = time.monotonic()
     done = run(Engine(*steps, opening=opening), output_dir, 2, "report=false")
     assert done.status == 130 and time.monotonic() - began < 20
-    assert done.said.count("stopping: ") == 1 and "sync" not in done.said
+    assert done.said.count("stopping: ") == 1
     assert len(done.records) in PHASES[phase]
+    if phase == "a run is written" and "incomplete; to complete it: " in done.said:
+        return  # it came while the sweep was closed
     states = {"interrupted": "KILLED", "finished": "FINISHED"}
+    assert "sync" not in done.said
     assert sorted(done.stored()) == sorted(states[state] for state in done.states)
 
 

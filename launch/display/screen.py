@@ -5,7 +5,7 @@ A narrow terminal leaves out whole columns, the least important first; no index 
 
 import io
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -86,6 +86,7 @@ class Screen:
         self._running: dict[int, tuple[float, str]] = {}
         self._live: Live | None = None
         self._is_last = False  # the table that stays
+        self._is_stale = False  # records have come since the numbers of all rows were computed
 
     def __enter__(self) -> "Screen":
         self._estimate()
@@ -110,7 +111,8 @@ class Screen:
     ) -> None:
         """Draw every cell that was begun a last time, and stop."""
         self._running, self._is_last = {}, True
-        self._compute_numbers(range(len(self.cells)))
+        if self._is_stale:
+            self._compute_numbers(range(len(self.cells)))
         if self._live:
             self._live.__exit__(kind, error, trace)
             return
@@ -142,11 +144,25 @@ class Screen:
         self._running.pop(index, None)
         if record:
             self._study_records.append(record)
+            self._is_stale = True
         self._estimate()
         self._compute_numbers([*self._rows(), index])
+        self._print_settled(index)
+
+    def settle_done(self, done: Mapping[int, Record]) -> None:
+        """Show cells that were finished before, by index; the study has their records."""
+        for index, record in done.items():
+            self.states[index], self.records[index] = "done before", record
+        self._estimate()
+        self._compute_numbers(list(done))
+        for index in done:
+            self._print_settled(index)
+
+    def _print_settled(self, index: int) -> None:
         if self._live:
             return
         self.console.print(Text(f"{self._heading(index)}  {'  '.join(self._line(index))}"))
+        record = self.records[index]
         if record and record.failure:
             message = single_line(record.failure.message, MESSAGE_LENGTH)
             self.console.print(Text(f"    {record.failure.cause}: {message}"))

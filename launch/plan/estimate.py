@@ -9,6 +9,7 @@ cells is taken. No other model's times are used.
 import contextlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -60,8 +61,8 @@ def estimates(
 
     `records` are records of the same study. `begun`: cells of this sweep ran already.
     """
-    # (place, seconds ÷ those of the rule) of finished cells, by the text of SAME_WORK.
-    ratios: dict[str, list[tuple[str, float]]] = {}
+    # Seconds ÷ those of the rule of finished cells, by the work, and by the work and its place.
+    ratios: dict[tuple[str, ...], list[float]] = defaultdict(list)
     sweeps: set[str] = set()
     compiled: set[str] = set()
     for record in sorted(records, key=lambda record: record.started_at):
@@ -69,8 +70,9 @@ def estimates(
         seconds = record.ended_at - record.started_at  # 0 or less where a clock was set back
         if record.state == "finished" and seconds > 0:
             rule = rule_of_thumb(cell, record.sweep_id not in sweeps, compiled)
-            pair = (_text(cell, SAME_PLACE), seconds / rule)
-            ratios.setdefault(_text(cell, SAME_WORK), []).append(pair)
+            work, place = _text(cell, SAME_WORK), _text(cell, SAME_PLACE)
+            ratios[(work,)].append(seconds / rule)
+            ratios[work, place].append(seconds / rule)
         sweeps.add(record.sweep_id)
         compiled.add(cell.graph)
     cached = {record.cell.graph for record in records if record.state == "finished"}
@@ -80,9 +82,9 @@ def estimates(
         cell = planned.cell
         text = f"{begun}/{cell.graph in cached}/{_text(cell, DEPENDS_ON)}"
         if text not in by_text:
-            same_work = ratios.get(_text(cell, SAME_WORK), [])
-            same_place = [pair for pair in same_work if pair[0] == _text(cell, SAME_PLACE)]
-            latest = [ratio for _, ratio in (same_place or same_work)[-LATEST:]]
+            work, place = _text(cell, SAME_WORK), _text(cell, SAME_PLACE)
+            same_place = ratios.get((work, place), [])
+            latest = (same_place or ratios.get((work,), []))[-LATEST:]
             seconds = rule_of_thumb(cell, not begun, cached)
             if latest:
                 seconds *= median(latest)

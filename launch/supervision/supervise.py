@@ -4,6 +4,7 @@ A user may ask to stop: by Ctrl-C, or by SIGTERM, with which Slurm ends a job.
 """
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ REST_SECONDS = 0.5  # without another line: they have written all
 SIGNAL_SECONDS = 2.0
 # At most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory.
 AGENT_SECONDS = 3.0
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 STOPPED = Failure("interrupted", None, "stopped by the user")
 
 
@@ -172,6 +174,7 @@ class Stopping:
     def __init__(self, console: Console) -> None:
         self._requested = False
         self._console = console
+        self._at_once = False  # what runs now loses nothing that was measured
 
     def __call__(self) -> bool:
         """Return whether the user asked."""
@@ -193,10 +196,26 @@ class Stopping:
                 for signum, handler in handlers.items():
                     signal.signal(signum, handler)
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Leave what is entered where the user asks to stop: it can be done again later."""
+        self._at_once = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self._requested:
+                raise
+        finally:
+            self._at_once = False
+
     def _request(self, signum: int, frame: Any) -> None:
         if self._requested:
+            if self._at_once:
+                os._exit(INTERRUPTED)
             return
         self._requested = True
         # While this thread prints something else, Python forbids a second.
         with contextlib.suppress(RuntimeError):
             self._console.print("stopping: no further cell is started; what was measured is kept")
+        if self._at_once:
+            raise KeyboardInterrupt

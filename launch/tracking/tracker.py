@@ -411,10 +411,6 @@ class MlflowWriter:
 
         What failed on the way is tried once more.
         """
-        if self._background:
-            self._background.finish()
-        if not self._tracking.enabled:
-            return
         state = "finished"
         if any(record.state == "failed" for record in measured):
             state = "failed"
@@ -422,6 +418,11 @@ class MlflowWriter:
             state = "interrupted"
 
         def finish() -> None:
+            if self._background:
+                self._background.finish()
+            self._failed = False
+            if not self._tracking.enabled or (stopping() and not self._tracker):
+                return
             tracker = self._open()
             values = values_of(study_records, of_other_studies(self._study.folder))
             own_values = {}
@@ -432,7 +433,6 @@ class MlflowWriter:
             tracker.finish_sweep(self._sweep, rows, state, values, report)
             tracker.write_study(study_records, own_values)
 
-        self._failed = False
         self._try(finish)
 
     def where(self) -> list[str]:
@@ -471,6 +471,9 @@ class MlflowWriter:
     def _try(self, action: Callable[[], object]) -> None:
         try:
             action()
+        except KeyboardInterrupt:
+            self._failed = True
+            raise
         except (TrackingUnavailable, OSError) as error:
             self._failed = True
             reason = str(error)

@@ -1,0 +1,165 @@
+"""Work grows with the records and not with their square, and what a user waits for can be ended."""
+
+import contextlib
+import io
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from build import ROOT, make_record
+
+from benchmarks.record import CellFolder, Validity, write
+from conf.command_line import read
+from launch import compose, sweep
+from launch.display.screen import Screen
+from launch.machine.devices import torch_version
+
+COUNTS = 6, 12, 24  # cells of two GPUs, of two runs each
+SIGNALS = signal.SIGINT, signal.SIGTERM
+
+
+def command(folder, cells, report="false"):
+    """A sweep of so many batch sizes on one and on two CPU workers."""
+    sizes = f"batch_size=range(8,{8 * cells + 8},8)"
+    where = (f"output_dir={str(folder)!r}", "study=done", "tracking=none", f"report={report}")
+    model = ("model=fmnist_cnn", "device=cpu", "noise_pairs=0")
+    return ["-m", "gpus=0,0+1", sizes, *model, *where]
+
+
+def finished(folder, cells):
+    """Write the records of every cell of `command`, as this machine would give them."""
+    requests, _ = compose.requests_of(read(command(folder, cells)), os.environ)
+    planned, _, here = sweep.prepared(requests, os.environ)
+    versions = {"python": platform.python_version(), "torch": torch_version()}
+    for number, cell in enumerate(entry.cell for entry in planned.cells):
+        rate = 100.0 * cell.batch_size / (1 + 0.1 * len(cell.gpus))
+        record = make_record(
+            record_id=f"{number:032x}", cell=cell, cell_key=cell.key, name=cell.name, study="done",
+            environment=here.facts(cell, CellFolder(folder)) | {"versions": versions},
+            failure=None, validity=Validity(), ranks=[], started_at=1_795_000_000.0 + 100 * number,
+            ended_at=1_795_000_050.0 + 100 * number,
+            metrics={"throughput/images_per_second": rate, "step/ms_median": 1e3 / rate},
+        )  # fmt: skip
+        write(CellFolder(folder / "done" / cell.folder).make(), record)
+    return folder / "done"
+
+
+def resumed(folder, cells, report="false"):
+    """Give the command again in this process: its status, and what it printed."""
+    requests, _ = compose.requests_of(read(command(folder, cells, report)), os.environ)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = sweep.run(requests, [], time.monotonic())
+    return status, said.getvalue()
+
+
+def steps(function, *arguments):
+    """The lines of Python that a call takes, each turn of a loop counted."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*arguments)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def is_linear(counts, least, middle, most):
+    """Whether three counts lie on a line, but for 10 %: a square would give twice as much."""
+    first, second, third = counts
+    return (most - middle) / (third - second) <= 1.1 * (middle - least) / (second - first)
+
+
+def test_cells_that_are_done_are_settled_in_one_go(tmp_path):
+    taken = []
+    for cells in COUNTS:
+        folder = tmp_path / str(cells)
+        finished(folder, cells)
+        status, said = resumed(folder, cells)
+        assert (status, said.count("done before")) == (0, 2 * cells)
+        taken.append(steps(resumed, folder, cells))
+    assert is_linear(COUNTS, *taken), taken
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("phase", ["records are read", "cells are shown"])
+def test_a_signal_while_done_cells_are_settled_ends_it(tmp_path, monkeypatch, signum, phase):
+    """Nothing further is shown; the records stay, and the last lines say where they are."""
+    study, shown = finished(tmp_path, 6), []
+    if phase == "records are read":
+        monkeypatch.setattr(sweep, "find_finished", lambda *_: signal.raise_signal(signum) or {})
+    else:
+
+        def show(screen, index):
+            shown.append(index)
+            if len(shown) == 3:
+                signal.raise_signal(signum)
+
+        monkeypatch.setattr(Screen, "_print_settled", show)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        status, said = resumed(tmp_path, 6, "true")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert (status, said.count("stopping: ")) == (130, 1)
+    assert len(shown) in (0, 3) and not (study / "report").exists()
+    assert "what was measured is kept" in said
+    if shown:
+        assert f"records  {study}" in said and "12 of 12 cells" in said
+    assert len(list(study.glob("*/record.json"))) == 12
+
+
+STUBBORN = """
+import signal, sys, time
+from launch.study.background import StudyReport
+
+def write(self):
+    try:
+        signal.raise_signal(signal.{name})
+    except KeyboardInterrupt:
+        print("goes on", flush=True)
+    signal.raise_signal(signal.{name})
+    time.sleep(60)
+
+StudyReport.write = write
+sys.argv[0] = "launch.py"
+import runpy
+runpy.run_path("launch.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", [signum.name for signum in SIGNALS])
+def test_a_second_signal_ends_a_launcher_at_once(tmp_path, name):
+    finished(tmp_path, 2)
+    typed = [sys.executable, "-c", STUBBORN.format(name=name), *command(tmp_path, 2)]
+    began = time.monotonic()
+    done = subprocess.run(typed, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "") and time.monotonic() - began < 60
+    assert "what was measured is kept" in done.stdout and done.stdout.endswith("goes on\n")
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_real_launcher_leaves_within_seconds_of_a_signal(tmp_path, signum):
+    finished(tmp_path, 300)
+    typed = [sys.executable, "launch.py", *command(tmp_path, 300, "true")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(typed, cwd=ROOT, **pipes) as launcher:
+        next(line for line in launcher.stdout if "done before" in line)
+        began = time.monotonic()
+        launcher.send_signal(signum)
+        said, err = launcher.communicate(timeout=60)
+    assert (launcher.returncode, err) == (130, "") and time.monotonic() - began < 10
+    assert said.count("done before") < 599 and "what was measured is kept" in said
+    assert "600 of 600 cells" in said and not (tmp_path / "done" / "report").exists()
