@@ -123,6 +123,13 @@ def test_a_cell_does_not_wait_for_the_store_and_its_run_is_written(run, output_d
     assert of_cells == ["sweep", *["begin", "end"] * 2]
 
 
+def test_cells_that_do_not_fit_the_job_are_told_once_and_not_started(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "does_not_fit", lambda cell, *_: f"{cell.name} is not started")
+    done = run(Engine(starts, is_done, ends(0)), tmp_path, 2, "report=false", "tracking=none")
+    assert (done.states, done.status) == ([], 130)
+    assert done.said.count("is not started") == 1
+
+
 def test_a_store_that_cannot_be_opened_is_told_once_and_costs_no_record(run, tmp_path):
     damaged = store.SQLITE + 1000 * b"not a page of it"
     (tmp_path / "mlflow.db").write_bytes(damaged)
