@@ -15,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.console import console
-from analysis.native.nccl_tests import NcclTestsRun, read_nccl_tests
+from analysis.native.nccl_tests import read_nccl_tests
 from analysis.native.p2p import read_p2p
 from analysis.nccl.log import NcclLog, read_nccl_log
 from analysis.report.numbers import NumberFormat
@@ -44,6 +44,22 @@ CHOICES = (
     Column("protocol", "protocol", "protocol"),
     Column("channels", "channels", "channels", COUNT),
     Column("calls", "calls", "calls", COUNT),
+)
+NCCL_TESTS = (
+    Column("bytes", "bytes", kind=COUNT),
+    Column("dtype", "type"),
+    Column("redop", "redop"),
+    Column("root", "root"),
+    Column("out_of_place time_us", "time\nµs", kind=TWO),
+    Column("out_of_place algbw", "algbw\nGB/s", kind=TWO),
+    Column("out_of_place busbw", "busbw\nGB/s", kind=TWO),
+    Column("out_of_place wrong", "#wrong", kind=COUNT),
+    Column("out_of_place error", "error"),
+    Column("in_place time_us", "time\nµs", kind=TWO),
+    Column("in_place algbw", "algbw\nGB/s", kind=TWO),
+    Column("in_place busbw", "busbw\nGB/s", kind=TWO),
+    Column("in_place wrong", "#wrong", kind=COUNT),
+    Column("in_place error", "error"),
 )
 # Of the rows of a trace; a quantity that is not known is "–".
 RANKS = (
@@ -219,60 +235,41 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         content = [nccl_run.to_json() | {"file": file} for file, nccl_run in runs]
         print(json.dumps({"runs": content}))
         return
-    for file, nccl_run in runs:
-        _print_nccl_tests(nccl_run, file)
-
-
-def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
-    """Print one run: what it is, its rows, its notes."""
     out = console()
-    facts = [nccl_run.collective or "collective not said", "ranks not said"]
-    if nccl_run.ranks is not None:
-        facts[1] = count(nccl_run.ranks, "rank")
-    for gpu in nccl_run.devices:
-        if gpu.get("name") and str(gpu["name"]) not in facts:
-            facts.append(str(gpu["name"]))
-    facts += [f"{name}={value}" for name, value in nccl_run.environment.items()]
-    if nccl_run.nccl_version:
-        facts.append(f"NCCL {nccl_run.nccl_version}")
-    where = escape(f"{file}:{nccl_run.line}")
-    out.print(f"[bold]{where}[/bold] {escape(', '.join(facts))}", soft_wrap=True)
-    columns = [
-        Column("bytes", "bytes", kind=COUNT),
-        Column("dtype", "type"),
-        Column("redop", "redop"),
-        Column("root", "root"),
-    ]
-    for side in ("out_of_place", "in_place"):
-        columns += [
-            Column(f"{side} time_us", "time\nµs", kind=TWO),
-            Column(f"{side} algbw", "algbw\nGB/s", kind=TWO),
-            Column(f"{side} busbw", "busbw\nGB/s", kind=TWO),
-            Column(f"{side} wrong", "#wrong", kind=COUNT),
-            Column(f"{side} error", "error"),
-        ]
-    rows = []
-    for row in nccl_run.rows:
-        values = dict(row)
-        for side in ("out_of_place", "in_place"):
-            numbers: Mapping[str, Any] = row[side] or {}
-            for key, value in numbers.items():
-                values[f"{side} {key}"] = value
-        rows.append(values)
-    _print_table("", columns, rows)
-    average = mean = "not printed"
-    if nccl_run.avg_busbw is not None:
-        average = f"{nccl_run.avg_busbw:g} GB/s"
-    if nccl_run.mean_busbw is not None:
-        mean = f"{nccl_run.mean_busbw:.4f} GB/s"
-    present = " that are there" * bool(nccl_run.rows_missing)
-    out.print(
-        f"columns: out of place, then in place. avg busbw: {average}; mean of the rows{present}: "
-        f"{mean}"
-    )
-    _print_notes("error", nccl_run.errors)
-    _print_notes("note", nccl_run.notes)
-    out.print()
+    for file, nccl_run in runs:
+        facts = [nccl_run.collective or "collective not said", "ranks not said"]
+        if nccl_run.ranks is not None:
+            facts[1] = count(nccl_run.ranks, "rank")
+        for gpu in nccl_run.devices:
+            if gpu.get("name") and str(gpu["name"]) not in facts:
+                facts.append(str(gpu["name"]))
+        facts += [f"{name}={value}" for name, value in nccl_run.environment.items()]
+        if nccl_run.nccl_version:
+            facts.append(f"NCCL {nccl_run.nccl_version}")
+        where = escape(f"{file}:{nccl_run.line}")
+        out.print(f"[bold]{where}[/bold] {escape(', '.join(facts))}", soft_wrap=True)
+        rows = []
+        for row in nccl_run.rows:
+            values = dict(row)
+            for side in ("out_of_place", "in_place"):
+                numbers: Mapping[str, Any] = row[side] or {}
+                for key, value in numbers.items():
+                    values[f"{side} {key}"] = value
+            rows.append(values)
+        _print_table("", NCCL_TESTS, rows)
+        average = mean = "not printed"
+        if nccl_run.avg_busbw is not None:
+            average = f"{nccl_run.avg_busbw:g} GB/s"
+        if nccl_run.mean_busbw is not None:
+            mean = f"{nccl_run.mean_busbw:.4f} GB/s"
+        present = " that are there" * bool(nccl_run.rows_missing)
+        out.print(
+            f"columns: out of place, then in place. avg busbw: {average}; "
+            f"mean of the rows{present}: {mean}"
+        )
+        _print_notes("error", nccl_run.errors)
+        _print_notes("note", nccl_run.notes)
+        out.print()
 
 
 def _run_p2p(arguments: argparse.Namespace) -> None:
