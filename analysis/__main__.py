@@ -71,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(one_line(f"python -m analysis {arguments[0]}: {said(error)}"), file=sys.stderr)
         return 2
+    except MemoryError:
+        print(f"python -m analysis {arguments[0]}: there is too little memory", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"python -m analysis {arguments[0]}: interrupted", file=sys.stderr)
         return INTERRUPTED

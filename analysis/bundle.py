@@ -22,14 +22,14 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.input_files import UnreadableInput
+from analysis.input_files import UnreadableInput, most_unpacked
 from analysis.report.build import examine
 from analysis.report.report_files import Report, write
 from analysis.report.table import TEXT_LENGTH
 from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import open_study
-from analysis.text import markdown, single_line
+from analysis.text import count, markdown, single_line
 from analysis.verification.verify_study import ABSENT, Difference, Verification, is_sample, verify
 from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
@@ -45,6 +45,7 @@ from benchmarks.record.safe_text import visible
 SUMS = "SHA256SUMS"
 REPORT = "report"
 SUFFIX = ".bundle.zip"
+MOST_FILES = 200_000  # of an archive
 MARK = b"Ringside bundle"  # the comment of the archive
 # The first time that a zip can hold: when it was made changes nothing.
 EARLIEST = (1980, 1, 1, 0, 0, 0)
@@ -254,6 +255,12 @@ def _unpacked(file: Path, target: Path) -> Path:
     try:
         with open_to_read(file) as stream, zipfile.ZipFile(stream) as archive:
             needed = sum(entry.file_size for entry in archive.infolist())
+            most, entries = most_unpacked(file.stat().st_size), len(archive.infolist())
+            if needed > most or entries > MOST_FILES:
+                raise UnreadableInput(
+                    f"{file}: holds {needed / 1e6:,.0f} MB in {count(entries, 'file')}; accepted "
+                    f"from an archive of its size are {most / 1e6:,.0f} MB in {MOST_FILES:,} files"
+                )
             free = shutil.disk_usage(target).free
             if needed > free:
                 raise OSError(

@@ -21,6 +21,7 @@ from analysis.input_files import (
     LARGEST_JSON_BYTES,
     LARGEST_TRACE_BYTES,
     UnreadableInput,
+    most_unpacked,
     pieces,
     read_text,
 )
@@ -116,7 +117,8 @@ def plain_export(path: Path, scratch: Path) -> Path:
             source.seek(0)
             plain = scratch / "export.sqlite"
             with plain.open("wb") as file:
-                file.writelines(pieces(source, path.name, LARGEST_TRACE_BYTES))
+                most = min(LARGEST_TRACE_BYTES, most_unpacked(path.stat().st_size))
+                file.writelines(pieces(source, path.name, most))
             return plain
     except CUT:
         raise UnreadableInput("cut or damaged gzip file") from None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from analysis.verification.verify_study import QUOTIENTS, is_sample, quotient, same
 from benchmarks.record import CellFolder, Record, read_line
-from benchmarks.record.folder import DAMAGED, changed, open_raw
+from benchmarks.record.folder import DAMAGED, TooLarge, changed, open_raw
 
 CODE = "does_not_verify"
 # What a report reads of raw files: that of some hundred cells, in a tenth of the report's time.
@@ -54,6 +54,11 @@ class QuickCheck:
                     "record"
                 )
         if not is_compared:
+            return
+        try:
+            folder.refuse_too_large()
+        except TooLarge as error:
+            yield str(error)
             return
         self._files += len(record.raw_sha256)
         self._bytes += sum(path.stat().st_size for path in folder.path.glob("ranks/*"))

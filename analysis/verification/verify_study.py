@@ -16,7 +16,7 @@ from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, decoded, read, record_paths
 from benchmarks.record.folder import ABSENT as NO_FILE
-from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, changed
+from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, TooLarge, changed
 from benchmarks.record.metrics import since
 from conf.cell import Cell
 
@@ -120,6 +120,11 @@ def verify(study: Path) -> Verification:
             if value is not None:
                 label = f"metrics {metric} ({dividend} ÷ {divisor or 'ranks'})"
                 result.compare(name, RECORD, label, record.metrics[metric], value)
+        try:
+            folder.refuse_too_large()
+        except TooLarge as error:
+            result.omissions.append(Omission(name, str(error), wrong=True))
+            continue
         _check_asked(name, record, folder, result)
         result.limits.update(changed_limits(record))
         _check_files(name, record, folder, result)

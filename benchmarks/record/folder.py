@@ -5,6 +5,7 @@ No other module names a file of a cell. A raw file `ranks/0.jsonl` may lie there
 so that packing changes no record.
 """
 
+import contextlib
 import fnmatch
 import gzip
 import hashlib
@@ -23,6 +24,12 @@ PACKED = ".gz"
 DAMAGED = (OSError, EOFError, zlib.error)
 ABSENT, UNREADABLE = "absent", "unreadable"
 CHUNK_BYTES = 1 << 20
+# What the packed raw files of a cell may hold together: a small file may unpack to all memory.
+# Values are counted by the commas, brackets and line ends. Plain files are read at any size.
+MOST_UNPACKED_BYTES = 64 << 20
+MOST_UNPACKED_VALUES = 4_000_000
+MOST_TRACE_BYTES = 1 << 30
+VALUE_MARKS = (b",", b"[", b"{", b"\n")
 
 # Files with a fixed name, which are attributes of CellFolder.
 FILES = {
@@ -76,6 +83,10 @@ PART = re.compile("|".join(map(fnmatch.translate, PARTS)))
 ASIDE = ".aside"
 # MLflow's folder in an output_dir, beside the studies. It holds a copy of every record.
 COPIES = "mlartifacts"
+
+
+class TooLarge(ValueError):
+    """Packed files hold more than is unpacked; the message names the file and the limit."""
 
 
 class CellFolder:
@@ -178,6 +189,34 @@ class CellFolder:
         for path in self.raw_files():
             hashes[path.relative_to(self.path).as_posix()] = sha256(path)
         return hashes
+
+    def refuse_too_large(self) -> None:
+        """Refuse packed raw files that hold more than a cell's may. Raises TooLarge."""
+        unpacked_bytes, values = 0, 0
+        for path in self.raw_files():
+            if path.exists():
+                continue
+            is_trace = path.parent.name == PROFILE
+            trace_bytes = 0
+            with contextlib.suppress(*DAMAGED), open_raw(path) as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    if is_trace:
+                        trace_bytes += len(chunk)
+                    else:
+                        unpacked_bytes += len(chunk)
+                        values += sum(map(chunk.count, VALUE_MARKS))
+                    limit = ""
+                    if unpacked_bytes > MOST_UNPACKED_BYTES:
+                        limit = f"{MOST_UNPACKED_BYTES >> 20} MiB"
+                    elif trace_bytes > MOST_TRACE_BYTES:
+                        limit = f"{MOST_TRACE_BYTES >> 20} MiB"
+                    elif values > MOST_UNPACKED_VALUES:
+                        limit = f"{MOST_UNPACKED_VALUES:,} values and lines"
+                    if limit:
+                        raise TooLarge(
+                            f"{path.name}{PACKED}: with it the packed files of the cell hold more "
+                            f"than {limit}; whoever trusts them unpacks them (gunzip)"
+                        )
 
     def pack(self) -> int:
         """Pack every file of samples. Return how many bytes that saved.

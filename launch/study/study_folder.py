@@ -312,6 +312,7 @@ class StudyFolder:
             return None  # it died after the record was written, or before anything was begun
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
         try:
+            folder.refuse_too_large()
             ended_at: float = folder.attempt.stat().st_mtime
             for path in folder.all_rank_lines():  # the last sign of a rank
                 ended_at = max([ended_at, *(line["time"] for line in read_lines(path))])
