@@ -81,7 +81,7 @@ class Training:
         # Opens a profiler's range around each stage of a step: forward, backward, exchange,
         # optimizer.
         self.mark: Mark = unmarked
-        self._exchanges = True
+        self.exchanges = True  # not inside `without_exchange`
         self.graphs = None
         if capture:
             self.graphs = GraphedStep(self.uncaptured_step, self.parameters, capture)
@@ -100,7 +100,7 @@ class Training:
         """
         batch = batch or next(self.batches)
         if self.graphs:
-            self.loss = self.graphs(batch, self._exchanges)
+            self.loss = self.graphs(batch, self.exchanges)
             self._count(batch)
         else:
             self.uncaptured_step(batch)
@@ -119,12 +119,12 @@ class Training:
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
         """Exchange nothing inside the context (Strategy.without_exchange)."""
-        self._exchanges = False
+        self.exchanges = False
         try:
             with self.strategy.without_exchange():
                 yield
         finally:
-            self._exchanges = True
+            self.exchanges = True
 
     @contextmanager
     def with_batches(self, batches: Iterator[Batch]) -> Iterator[None]:

@@ -210,28 +210,29 @@ def _windows(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]
     """Return what the samples of a host tell of others in the timed windows of training.
 
     `grown_bytes` is how much more memory is in use than at most before them; `foreign_bytes` how
-    much more of it is not the cell's, and `processes` how many more there are, than in the last
-    sample before them: each of the GPU with most of it. `busy_percent` is the mean of the GPU that
-    was least busy. {} without a sample in the windows, or between the warm-up and them.
+    much more of it is not the cell's than in the last sample before them, and `processes` how many
+    more there are than at most since the warm-up: each of the GPU with most of it. `busy_percent`
+    is the mean of the GPU that was least busy. {} without a sample in the windows, or between the
+    warm-up and them.
     """
     timed = [phase for phase in phases if phase.name in TIMED_PHASES]
     warm_up = [phase.opened for phase in phases if phase.name == "warm-up"]
     if not timed or not warm_up:
         return {}
     before: list[list[Sample]] = []
-    is_warm = False
+    warm = 0  # samples since the warm-up
     inside: list[list[Sample]] = []
     averaged: list[list[Sample]] = []
     for line in lines:
         if line["time"] < timed[0].opened:
             before.append(line["gpus"])
-            is_warm = line["time"] >= warm_up[0]
+            warm += line["time"] >= warm_up[0]
         for phase in timed:
             if phase.opened <= line["time"] <= phase.closed:
                 inside.append(line["gpus"])
                 if line["time"] >= phase.opened + AVERAGED_SECONDS:
                     averaged.append(line["gpus"])
-    if not is_warm or not inside:
+    if not warm or not inside:
         return {}
     grown_bytes, foreign_bytes, processes = [], [], []
     for of_gpu, samples in zip(
@@ -239,14 +240,15 @@ def _windows(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]
     ):
         most_bytes = max(_values(of_gpu, "memory_bytes"), default=None)
         last = of_gpu[-1]
+        listed = max(_values(of_gpu[-warm:], "processes"), default=None)
         for gpu in samples:
             if "memory_bytes" in gpu and most_bytes is not None:
                 grown_bytes.append(gpu["memory_bytes"] - most_bytes)
                 if "own_bytes" in gpu and last.keys() >= {"own_bytes", "memory_bytes"}:
                     own_bytes = gpu["own_bytes"] - last["own_bytes"]
                     foreign_bytes.append(gpu["memory_bytes"] - last["memory_bytes"] - own_bytes)
-            if "processes" in gpu and "processes" in last:
-                processes.append(gpu["processes"] - last["processes"])
+            if "processes" in gpu and listed is not None:
+                processes.append(gpu["processes"] - listed)
     means = [_mean(samples, "busy_percent") for samples in zip(*averaged, strict=False)]
     return {
         "samples": len(inside),

@@ -226,7 +226,7 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
         windows = windows[: len(record.cell.hosts)]  # others have servers alone
     busy_percents = []
     grown = ""  # where memory grew and the driver does not say whose it is
-    is_known = True
+    is_listed = is_known = True
     for position, of_host in enumerate(windows):
         host = ""
         if record.cell.hosts:
@@ -241,8 +241,11 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
             is_known = False
             if grown_gib > limits.foreign_growth_gib:
                 grown = f"memory in use grew by {grown_gib:.1f} GiB{host}, whose is not known"
+                is_listed = of_host.get("processes") is not None
         if of_host.get("busy_percent") is not None:
             busy_percents.append(of_host["busy_percent"])
+    if grown and is_listed:
+        return unchecked(f"{grown}; the driver lists no process more")
     if grown:
         return CheckOutcome("suspect", grown)
     alone_ms, step_ms = record.metrics.get("gpu/busy_ms"), record.metrics.get("step/ms_median")

@@ -10,7 +10,7 @@ with NCCL would have a communicator and traffic of the check's own. All else is 
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -116,21 +116,38 @@ def gradient(
     and `gradient_tolerance` MARGIN times that, with what the exchange must round. `gradient_worst`
     says the same of the worst array: Σ|exchanged − mean| ÷ Σ of the ranks' mean |gradient|, beside
     its own tolerance. Collective; leaves weights as they were, but for `in_step`: then the
-    exchanged gradient is what a whole step leaves.
+    exchanged gradient is the one that a whole step updates by.
     """
     elements = ComparedElements(training)
 
-    def seeded(run: Callable[[Batch], None]) -> Tensor:
+    def backward_alone() -> Tensor:
         torch.manual_seed(training.cell.seed)  # the same dropout masks each time
-        run(batch)
+        training.backward(batch)
         return elements.gradient(training)
 
+    def before_update() -> Tensor:
+        gradients = []
+        usual = training.mark
+
+        def mark(stage: str) -> AbstractContextManager[Any]:
+            if stage == "optimizer":  # which may scale, clip or drop them
+                gradients.append(elements.gradient(training))
+            return usual(stage)
+
+        torch.manual_seed(training.cell.seed)
+        training.mark = mark
+        try:
+            training.step(batch)
+        finally:
+            training.mark = usual
+        return gradients[0]
+
     with training.without_exchange():
-        runs = [seeded(training.backward) for _ in range(runs_alone)]
+        runs = [backward_alone() for _ in range(runs_alone)]
     if runs_alone == 1:
         runs *= 2  # they were equal before
     with training.strategy.gradients_only():
-        exchanged = seeded(training.step if in_step else training.backward)
+        exchanged = before_update() if in_step else backward_alone()
     if not in_step:
         training.optimizer.zero_grad(set_to_none=True)
     local, mean = runs[0], _mean(runs[0], ranks)

@@ -128,19 +128,25 @@ class SentTensors(TorchDispatchMode):
 
 @contextmanager
 def sent(training: Training) -> Iterator[dict[str, Any]]:
-    """Yield facts of the collectives of the steps inside, but those of forward passes.
+    """Yield facts of the collectives that exchange gradients in the steps inside.
 
     Their number, their bytes and, of each operation, a checksum of the order, sizes and dtypes.
-    Empty where a model is compiled: a compiled step runs as another under it.
+    Empty where a model is compiled: a compiled step runs as another under it. A user's own model
+    may have compiled parts: its backward passes are not looked at.
     """
     facts: dict[str, Any] = {}
     if training.cell.compiled:
         yield facts
         return
     seen = SentTensors()
+    stages = {"backward", "exchange"}
+    if training.cell.model.library == OWN:
+        stages = {"exchange"}
 
     def watched(stage: str) -> AbstractContextManager[Any]:
-        return UNMARKED if stage == "forward" else seen
+        if training.exchanges and stage in stages:
+            return seen
+        return UNMARKED
 
     usual, training.mark = training.mark, watched
     try:

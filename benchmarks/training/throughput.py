@@ -1,10 +1,11 @@
 """`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines its numbers."""
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
 from benchmarks.record import Kind
@@ -48,6 +49,7 @@ class TrainingBenchmark:
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))
         self.on_device = self.training.batches  # those of a loader are drawn in the check
+        self.drawn: list[Batch] = []  # in the first check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
         self.counts = step_facts.WindowCounts(self.training, ranks)
         self.longest_ms: list[float] = []  # of the steps of the longest window of the warm-up
@@ -103,24 +105,32 @@ class TrainingBenchmark:
     def check_again(self) -> dict[str, Any]:
         """Return what the check before the timed windows found, as it is now.
 
-        Where a step leaves the exchanged gradient, it is compared, and the weights move in it.
+        On the same batches. Where the gradient that a step updates by can be compared with the
+        mean, it is, and the weights move in that step.
         """
         training, checks = self.training, self.result.checks
-        drawn = [next(training.batches) for _ in range(DISTINCT)]
+        strategy = training.strategy
+        facts: dict[str, Any] = {}
         runs_alone = correctness.RUNS_AFTER if checks.get("gradient_repeat") else 1
         in_step = checks.get("gradients_equal", False) and not training.graphs
-        facts: dict[str, Any] = {}
+        in_step = in_step and strategy.exact and strategy.returns_mean
 
-        def again() -> None:
-            facts.update(self._steps_as_asked(drawn, runs_alone, in_step))
+        def check_in_step() -> None:
+            facts.update(self._steps_as_asked(runs_alone, in_step=True))
 
-        steps: list[Callable[[], object]] = [again]
+        def steps_of_an_update() -> None:
+            for _ in range(max(1, strategy.equal_every)):
+                training.step(next(training.batches))
+
+        steps: list[Callable[[], None]] = [check_in_step]
         if not in_step:
-            again()
-            steps = [functools.partial(training.step, batch) for batch in drawn]
+            facts |= self._steps_as_asked(runs_alone)
+            steps = [steps_of_an_update]
             timed = checks["counted"]["timed"]
-            if timed["updates"] or timed["collectives"]:  # one left out in the windows was seen
-                del steps[1:]
+            if not timed["updates"] and not timed["collectives"]:  # else the windows show it
+                steps *= DISTINCT
+        drawn = [next(training.batches) for _ in range(DISTINCT)]
+        facts |= step_facts.batches(drawn, self.ranks)
         return facts | step_facts.updates(training, steps)
 
     def replicas_equal(self) -> bool:
@@ -198,28 +208,29 @@ class TrainingBenchmark:
         rows = self.compilation.seconds()
         if rows:
             self.result.tables["compiling"] = {"rows": rows}
-        drawn = [next(training.batches) for _ in range(DISTINCT)]
-        self.on_device = itertools.cycle(drawn)
-        checks |= correctness.replay_differences(training, drawn, self.ranks)
-        checks |= self._steps_as_asked(drawn, correctness.RUNS)
+        self.drawn = [next(training.batches) for _ in range(DISTINCT)]
+        self.on_device = itertools.cycle(self.drawn)
+        checks |= step_facts.batches(self.drawn, self.ranks)
+        checks |= correctness.replay_differences(training, self.drawn, self.ranks)
+        checks |= self._steps_as_asked(correctness.RUNS)
         checks["trained_bytes"] = 0
         for weight in training.network.parameters():
             if weight.requires_grad:
                 checks["trained_bytes"] += weight.nbytes
         self.compilation.since()  # steps without exchange may be graphs of their own
 
-    def _steps_as_asked(
-        self, drawn: Sequence[Batch], runs_alone: int, in_step: bool = False
-    ) -> dict[str, Any]:
-        """Return facts of batches, arithmetic and exchange (correctness.gradient)."""
+    def _steps_as_asked(self, runs_alone: int, in_step: bool = False) -> dict[str, Any]:
+        """Return facts of arithmetic and exchange on a batch that the first check drew."""
         training, strategy = self.training, self.training.strategy
-        facts = step_facts.batches(drawn, self.ranks)
+        batch = self.drawn[0]
+        facts: dict[str, Any] = {}
         with step_facts.arithmetic(training) as arithmetic, step_facts.sent(training) as sent:
             if self.ranks.world_size > 1 and strategy.returns_mean and strategy.exact:
-                facts |= correctness.gradient(training, drawn[0], self.ranks, runs_alone, in_step)
+                facts |= correctness.gradient(training, batch, self.ranks, runs_alone, in_step)
             else:
+                torch.manual_seed(self.cell.seed)  # layers may be left out at random
                 with training.without_exchange():
-                    training.backward(drawn[0])
+                    training.backward(batch)
         return facts | {"arithmetic": arithmetic, "sent": sent}
 
     def _gradients_left(self) -> dict[str, Any]:
