@@ -19,6 +19,7 @@ from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line
 from benchmarks.record import CellFolder, Kind, Record, decoded
 from benchmarks.record.folder import find_raw, stored
+from benchmarks.record.safe_files import read_whole
 from conf.options import Refused
 
 PROFILED = "profiled"  # the code of the finding that a profiled pass leaves
@@ -55,7 +56,7 @@ def rebuilt(
     begun: dict[str, Any] = {"environment": environment}
     parts: tuple[str, ...] = (*FIELDS, "ranks", "effective", "validity")
     if folder.attempt.exists():
-        begun = decoded(folder.attempt.read_bytes())
+        begun = decoded(read_whole(folder.attempt))
         parts += tuple(begun)
     own, _ = complete(dataclasses.replace(record, **begun), folder, lines, known, folder_of)
     if own.failure is not None and own.failure != record.failure:

@@ -18,6 +18,7 @@ from benchmarks.record import CellFolder, Record, RecordError, decoded, read, re
 from benchmarks.record.folder import ABSENT as NO_FILE
 from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, TooLarge, changed
 from benchmarks.record.metrics import since
+from benchmarks.record.safe_files import read_whole
 from conf.cell import Cell
 
 RECORD = "record.json"
@@ -140,7 +141,7 @@ def verify(study: Path) -> Verification:
             why, wrong = str(error), record.state == "finished"
         except NotRecomputable as error:
             why, wrong = str(error), False
-        except DAMAGED as error:
+        except (OSError, *DAMAGED) as error:
             cause = f"{type(error).__name__}: {error}"
             why = f"its raw files do not hold what Ringside wrote ({cause})"
         if why:
@@ -193,7 +194,7 @@ def _check_asked(name: str, record: Record, folder: CellFolder, result: Verifica
         return
     recorded = dict(leaves(record.cell.to_dict()))
     try:
-        asked = dict(leaves(Cell.from_dict(decoded(folder.cell.read_bytes())).to_dict()))
+        asked = dict(leaves(Cell.from_dict(decoded(read_whole(folder.cell))).to_dict()))
     except (OSError, *DAMAGED) as error:
         result.omissions.append(Omission(name, f"{folder.cell.name}: {error}", wrong=True))
         return

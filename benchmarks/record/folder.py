@@ -289,9 +289,20 @@ class CellFolder:
 
 
 def record_paths(study: Path) -> list[Path]:
-    """Return the paths of every record below a study or an output_dir, earlier attempts too."""
-    paths = study.glob("*/**/record.json")
-    return sorted(path for path in paths if COPIES not in path.relative_to(study).parts)
+    """Return the paths of every record below a study or an output_dir, earlier attempts too.
+
+    Of a file that links give several paths the one without a link counts.
+    """
+    root = Path(os.path.realpath(study))
+    by_file: dict[str, Path] = {}
+    for path in sorted(study.glob("*/**/record.json")):
+        inside = path.relative_to(study)
+        if COPIES in inside.parts:
+            continue
+        file = os.path.realpath(path)
+        if file not in by_file or file == str(root / inside):
+            by_file[file] = path
+    return sorted(by_file.values())
 
 
 # Raw files, plain or packed

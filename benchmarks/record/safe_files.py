@@ -119,6 +119,12 @@ def open_to_read(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
+def read_whole(path: Path) -> bytes:
+    """Return what a regular file holds. Raises OSError: also of a pipe or a device."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
 def write_whole(path: Path, data: bytes) -> Path:
     """Write a file whole or not at all (atomic): on disk when this returns.
 

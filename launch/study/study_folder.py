@@ -380,8 +380,8 @@ def assemble(
         RecordError: the folder holds no begun attempt.
     """
     try:
-        cell = Cell.from_dict(decoded(folder.cell.read_bytes()))
-        attempt = decoded(folder.attempt.read_bytes())
+        cell = Cell.from_dict(decoded(safe_files.read_whole(folder.cell)))
+        attempt = decoded(safe_files.read_whole(folder.attempt))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{folder.path}: no attempt was begun here ({error})") from None
     begun = Record(

@@ -32,6 +32,7 @@ from analysis.study.runs import median_of
 from analysis.study.study import Study
 from analysis.text import single_line
 from benchmarks.record import CellFolder, RecordError, read, record_paths
+from benchmarks.record.safe_files import read_whole
 
 MOST_WATERFALLS = 3  # figures
 RESIDUAL = "residual"
@@ -196,7 +197,7 @@ def _as_image(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             return ""
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path).decode("utf-8")
         if "<!" in text:  # entities may grow without bound
             return ""
         root = ET.fromstring(text)
