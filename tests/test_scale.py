@@ -12,6 +12,7 @@ import time
 import pytest
 from build import ROOT, make_record
 
+from analysis.__main__ import main
 from benchmarks.record import CellFolder, Validity, write
 from conf.command_line import read
 from launch import compose, sweep
@@ -19,6 +20,7 @@ from launch.display.screen import Screen
 from launch.machine.devices import torch_version
 
 COUNTS = 6, 12, 24  # cells of two GPUs, of two runs each
+METRICS = {"step/ms_median": 9.0, "strategy/cost_ms": 1.0, "comm/exchange_ms": 2.0}
 SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -42,7 +44,7 @@ def finished(folder, cells):
             environment=here.facts(cell, CellFolder(folder)) | {"versions": versions},
             failure=None, validity=Validity(), ranks=[], started_at=1_795_000_000.0 + 100 * number,
             ended_at=1_795_000_050.0 + 100 * number,
-            metrics={"throughput/images_per_second": rate, "step/ms_median": 1e3 / rate},
+            metrics={**METRICS, "throughput/images_per_second": rate}, model={"gradient_bytes": 1e6},
         )  # fmt: skip
         write(CellFolder(folder / "done" / cell.folder).make(), record)
     return folder / "done"
@@ -57,13 +59,13 @@ def resumed(folder, cells, report="false"):
     return status, said.getvalue()
 
 
-def steps(function, *arguments):
-    """The lines of Python that a call takes, each turn of a loop counted."""
+def steps(function, *arguments, of=""):
+    """The lines of Python that a call takes, each turn of a loop counted; of functions of a name."""
     count = 0
 
     def trace(frame, event, argument):
         nonlocal count
-        count += 1
+        count += of in ("", frame.f_code.co_name)
         return trace
 
     before = sys.gettrace()
@@ -89,6 +91,17 @@ def test_cells_that_are_done_are_settled_in_one_go(tmp_path):
         status, said = resumed(folder, cells)
         assert (status, said.count("done before")) == (0, 2 * cells)
         taken.append(steps(resumed, folder, cells))
+    assert is_linear(COUNTS, *taken), taken
+
+
+@pytest.mark.parametrize("command", ["verify", "seconds"])
+def test_a_command_takes_as_much_for_each_record(tmp_path, capsys, command):
+    taken, of = [], {"verify": "verify"}  # its other functions take thousands of lines a record
+    for cells in COUNTS:
+        study = finished(tmp_path / str(cells), cells)
+        assert main([command, str(study)]) == 0
+        taken.append(steps(main, [command, str(study)], of=of.get(command, "")))
+    capsys.readouterr()
     assert is_linear(COUNTS, *taken), taken
 
 

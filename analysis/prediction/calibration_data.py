@@ -1,5 +1,6 @@
 """What a forecast rests on: the cells of a study with their scatter, and its links."""
 
+import functools
 import math
 import statistics
 from collections import defaultdict
@@ -97,6 +98,30 @@ class CalibrationData:
     def several(self) -> list[MeasuredCell]:
         """The cells of several ranks with a step time."""
         return [cell for cell in self.timed() if cell.ranks > 1]
+
+    @functools.cached_property
+    def with_buckets(self) -> tuple[MeasuredCell, ...]:
+        """The cells whose buckets a calibration measured."""
+        return tuple(cell for cell in self.cells if cell.buckets)
+
+    @functools.cached_property
+    def with_moments(self) -> tuple[MeasuredCell, ...]:
+        """The cells whose moments a calibration measured."""
+        return tuple(cell for cell in self.cells if cell.moments)
+
+    @functools.cached_property
+    def with_exchange(self) -> tuple[MeasuredCell, ...]:
+        """The cells of several ranks with an exchange alone."""
+        cells = []
+        for cell in self.cells:
+            if cell.exchange_ms is not None and cell.ranks > 1:
+                cells.append(cell)
+        return tuple(cells)
+
+    @functools.cached_property
+    def alone_with_cost(self) -> tuple[MeasuredCell, ...]:
+        """The cells of one rank with a cost."""
+        return tuple(cell for cell in self.cells if cell.ranks == 1 and cell.cost_ms is not None)
 
     @property
     def unit(self) -> str:

@@ -1,7 +1,7 @@
 """Which cell a forecast is asked for."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ _NOT_OF_THE_WORK = (
     "server_hosts",
     "model.name",
 )
+_KINDS: dict[Hashable, int] = {}
 _OF_OTHERS = ("strategy.", "nccl.", "benchmark.", "declared")
 
 
@@ -106,6 +107,12 @@ class CellQuery:
         return self.wire.transport
 
     @functools.cached_property
+    def kind(self) -> int:
+        """A number for all that makes cells unlike, but for their batch sizes."""
+        unlike = (self.shares_gpu, self.wire, self.options, self.workload, self.ranks, self.machine)
+        return _KINDS.setdefault(unlike, len(_KINDS))
+
+    @functools.cached_property
     def halves(self) -> bool:
         """Whether a hook halves what is sent."""
         halving = self.option("comm_hook") in HALVING_HOOKS
@@ -139,7 +146,7 @@ class CellQuery:
             return _STAGED_CAP_MIB
         return _DEFAULT_CAP_MIB
 
-    @property
+    @functools.cached_property
     def bucket_plan(self) -> tuple[object, ...]:
         """What makes buckets: gradients in their order up to a cap; several servers have others."""
         plan = (self.workload.gradient_bytes, self.cap_mib)

@@ -54,6 +54,7 @@ OF_TRAFFIC = 0.5  # of γ in proportion to the traffic
 OF_BATCH = 0.1  # of a step in proportion to the batch
 OF_GPUS = 0.003  # between equal GPUs: what four H200s showed
 OF_LAUNCH = 0.2  # of the time to enqueue a step, between cells of one host: what H200 hosts showed
+_BETWEEN_KINDS: dict[tuple[int, int], tuple[float, ...]] = {}  # CellQuery.kind
 Part: TypeAlias = tuple[
     Draws, str
 ]  # and a sentence where something else stands for its measurement
@@ -104,17 +105,19 @@ def replay(
 
 def distance(here: CellQuery, there: CellQuery) -> tuple[float, ...]:
     """Return how far two queries lie from each other, the weightiest difference first."""
-    return (
-        float(here.shares_gpu != there.shares_gpu),
-        float(here.transport != there.transport),
-        float(here.halves != there.halves),
-        float(len(set(here.options) ^ set(there.options))),
-        float(here.wire != there.wire),
-        float(here.workload != there.workload),
-        abs(math.log(here.ranks / there.ranks)),
-        float(here.machine != there.machine),
-        abs(math.log(here.batch_size / there.batch_size)),
-    )
+    pair = here.kind, there.kind
+    if pair not in _BETWEEN_KINDS:  # of thousands of cells
+        _BETWEEN_KINDS[pair] = (
+            float(here.shares_gpu != there.shares_gpu),
+            float(here.transport != there.transport),
+            float(here.halves != there.halves),
+            float(len(set(here.options) ^ set(there.options))),
+            float(here.wire != there.wire),
+            float(here.workload != there.workload),
+            abs(math.log(here.ranks / there.ranks)),
+            float(here.machine != there.machine),
+        )
+    return *_BETWEEN_KINDS[pair], abs(math.log(here.batch_size / there.batch_size))
 
 
 def matching_cells(
@@ -122,7 +125,8 @@ def matching_cells(
 ) -> list[MeasuredCell]:
     """Return the cells that equal a query in some of its properties, the nearest first."""
     properties = attrgetter(*same)
-    matching = [cell for cell in cells if properties(cell.query) == properties(query)]
+    wanted = properties(query)
+    matching = [cell for cell in cells if properties(cell.query) == wanted]
     return sorted(matching, key=lambda cell: distance(cell.query, query))
 
 
@@ -259,8 +263,7 @@ def _device_step(query: CellQuery, usable: Sequence[Sequence[MeasuredCell]]) -> 
 
 def buckets_of(calibration: CalibrationData, query: CellQuery) -> tuple[float, ...]:
     """Return the bytes of each bucket: as a cell that fills them alike has them, else all full."""
-    planned = [cell for cell in calibration.cells if cell.buckets]
-    for cell in matching_cells(planned, query, "bucket_plan"):
+    for cell in matching_cells(calibration.with_buckets, query, "bucket_plan"):
         whole = query.sent_bytes
         if cell.query.halves == query.halves:
             whole = sum(cell.buckets)
@@ -275,11 +278,9 @@ def nearest_exchange(calibration: CalibrationData, query: CellQuery) -> Measured
     same = ["same_exchange", "across_hosts", "shares_gpu"]
     if collective(query) is not None or query.across_hosts:
         same.append("transport")
-    several = []
-    for cell in calibration.cells:
-        if cell.exchange_ms is not None and cell.ranks > 1 and query.ranks > 1:
-            several.append(cell)
-    return next(iter(matching_cells(several, query, *same)), None)
+    if query.ranks < 2:
+        return None
+    return next(iter(matching_cells(calibration.with_exchange, query, *same)), None)
 
 
 def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTimes:
@@ -307,7 +308,7 @@ def replay_of(
     during, after = times
     ready_ms: list[Draws] = []
     backward_ms = bare
-    for cell in matching_cells(calibration.cells, query, "workload", "strategy"):
+    for cell in matching_cells(calibration.with_moments, query, "workload", "strategy"):
         if cell.moments and len(cell.moments.ready_ms) == len(during):
             scale = bare / cell.moments.step_ms
             ready_ms = [scale * ms for ms in cell.moments.ready_ms]
@@ -416,11 +417,10 @@ def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | 
     """Return the cost that one GPU alone showed, at the nearest batch size."""
     alone: list[MeasuredCell] = []
     with_cpu_bound: list[MeasuredCell] = []  # whose costs are the scatter of the CPU
-    for cell in matching_cells(calibration.cells, query, "workload", "options"):
-        if cell.ranks == 1 and cell.cost_ms is not None:
-            with_cpu_bound.append(cell)
-            if not cell.cpu_bound:
-                alone.append(cell)
+    for cell in matching_cells(calibration.alone_with_cost, query, "workload", "options"):
+        with_cpu_bound.append(cell)
+        if not cell.cpu_bound:
+            alone.append(cell)
     alone = alone or with_cpu_bound
     if not alone:
         return None

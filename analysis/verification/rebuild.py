@@ -1,7 +1,7 @@
 """Make a record again from the raw files of its folder. Nothing is run and no file is written."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from analysis.cost import TABLE
@@ -40,7 +40,7 @@ class Rebuilt(NamedTuple):
 def rebuilt(
     record: Record,
     folder: CellFolder,
-    known: Sequence[Record],
+    known: Iterable[Record],
     folder_of: Callable[[Record], CellFolder],
 ) -> Rebuilt:
     """Return a record as its raw files give it. `known` are the records of its study that ended
