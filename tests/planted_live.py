@@ -53,6 +53,9 @@ AUTOCAST = dict(step.AUTOCAST)
 # The exchange
 
 
+LOSSY = "bf16 always"  # as a strategy sends that says so
+
+
 def hooked(fault):
     """Have DDP exchange by a hook that makes this fault while it is on."""
 
@@ -62,7 +65,7 @@ def hooked(fault):
         sent = gradient
         if on and fault == "half of each bucket":
             sent = gradient[: len(gradient) // 2]
-        if on and fault == "bf16 on the wire":
+        if (on and fault == "bf16 on the wire") or fault == LOSSY:
             sent = gradient.bfloat16()
         if on and fault == "last bucket" and bucket.is_last():
             done = torch.futures.Future()
@@ -81,6 +84,7 @@ def hooked(fault):
     def prepare(strategy, model, optimizer):
         ddp = REAL_PREPARE(strategy, model, optimizer)
         ddp.register_comm_hook(None, hook)
+        strategy.exact = fault != LOSSY
         return ddp
 
     return [(NcclAllreduce, "prepare", prepare)]
@@ -243,6 +247,48 @@ class Live(NamedTuple):
     in_window: str = ""  # why it is not seen where it ends with the windows; "-": it is seen
 
 
+# What a user's own strategy may do, and no check may hold against it
+
+
+def clips(strategy, optimizer):
+    """Update by clipped gradients."""
+    for group in optimizer.param_groups:
+        torch.nn.utils.clip_grad_norm_(group["params"], 0.01)
+    optimizer.step()
+
+
+def drops(strategy, optimizer):
+    """Update, and drop the gradients."""
+    optimizer.step()
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = None
+
+
+def agrees(strategy, optimizer):
+    """Update, and agree on a flag."""
+    optimizer.step()
+    dist.all_reduce(torch.ones(1))
+
+
+def accumulates():
+    """Have every second step update, as a strategy says that accumulates gradients."""
+    steps = itertools.count(1)
+
+    def update(strategy, optimizer):
+        if next(steps) % 2 == 0:
+            optimizer.step()
+
+    return [(Strategy, "update", update), (NcclAllreduce, "equal_every", 2)]
+
+
+OWN_STEPS = {
+    "clipped gradients": [(Strategy, "update", clips)],
+    "dropped gradients": [(Strategy, "update", drops)],
+    "a flag in the update": [(Strategy, "update", agrees)],
+    "accumulated gradients": accumulates(),
+    "lossy exchange": hooked(LOSSY),
+}
 SMALL_BUCKETS = DDP | {"bucket_cap_mb": 0.5, "static_graph": False}
 CELLS = {
     "fp32": make_cell(**STEPS),
@@ -315,6 +361,8 @@ def cases():
         yield f"clean {twin}", cell, [], False
     for twin in ("fp32", "buckets"):
         yield f"hooked {twin}", CELLS[twin], hooked("none"), False
+    for name, plants in OWN_STEPS.items():
+        yield name, CELLS["fp32"], plants, False
     for name, live in LIVE.items():
         yield name, CELLS[live.twin], live.plants, False
         if live.in_window == SEEN:

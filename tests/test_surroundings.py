@@ -179,6 +179,7 @@ NAMELESS = ("own_bytes", "processes", "foreign_pids")
         ({"memory_bytes": 500 * MIB, "slower": 1.2}, "invalid", "not the cell's grew by 0.5 GiB"),
         ({"processes": 2, "without": OWN}, "invalid", "1 more in the driver's list of processes"),
         ({"memory_bytes": 500 * MIB, "without": NAMELESS}, "suspect", "0.5 GiB, whose is not known"),
+        ({"memory_bytes": 500 * MIB, "without": OWN}, "unchecked", "lists no process more"),
         ({"slower": 1.1}, "suspect", "busy 100 % of the timed windows, .* need 91 %"),
         ({"slower": 1.1, "busy_percent": 91}, "valid", ""),
         ({"slower": 1.35, "half_width": 0.128, "busy_percent": 81.5}, "valid", ""),  # clean, on an H100

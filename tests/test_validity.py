@@ -126,6 +126,11 @@ def windows(**values):
     return put("checks", gpu_windows=[STEADY["gpu_windows"][0] | values])
 
 
+def own_model(record):
+    """A user's own model, one of whose layers computes in float32."""
+    asked(record, model={"library": "python"})
+
+
 def together(*changes):
     def change(record):
         for each in changes:
@@ -433,6 +438,7 @@ CLEAN = [
     forecast_of(low=0.99, high=1.01),
     metrics(comm__ideal_ratio=1.05),
     put("checks.arithmetic", layers={"bfloat16": 52, "float32": 2}),  # a model's own choice
+    together(own_model, put("checks.arithmetic", layers={"bfloat16": 7, "float32": 1})),
     put("checks", grid_ms=0.001),
     put("checks", unseen_share=-0.1),
     put("checks", slower_than_warmup=-0.1),
