@@ -97,7 +97,7 @@ def run(
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
-        print_plan(planned, console)
+        print_plan(planned, here, console)
         return 0
     words = list(map(argument_without_secrets, typed))
     cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"

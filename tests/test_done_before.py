@@ -2,16 +2,21 @@
 
 import copy
 import dataclasses
+import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from analysis.study.provenance import INHERITED, inherited
 from analysis.study.study import Study
 from benchmarks import record as records
 from benchmarks.record import CellFolder
+from launch.display.closing_summary import print_plan
 from launch.machine import facts
 from launch.machine.devices import Device, Machine
+from launch.plan.order import PlannedCell
 from launch.study import run_environment
 from launch.study.run_environment import RunEnvironment
 from launch.study.study_folder import StudyFolder, find_finished
@@ -143,3 +148,23 @@ def test_a_process_like_the_ranks_tells_the_versions_and_one_that_fails_tells_no
     own = RunEnvironment(Machine("cpu", (), (), 1), {})
     monkeypatch.setattr(run_environment.sys, "executable", "/no/such/python")
     assert own._versions_on_gpus == {}
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_a_dry_run_says_what_is_done_before_and_the_time_of_the_rest(tmp_path, here, cells):
+    study = planted(tmp_path, REAL)
+    before = sorted(study.folder.rglob("*"))
+    config = SimpleNamespace(
+        output_dir=str(tmp_path), study="study", resume=True, topology=None, nodes=()
+    )
+    plan = [PlannedCell(dataclasses.replace(REAL.cell, repeat=index)) for index in range(cells)]
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(SimpleNamespace(config=config, cells=plan), here, console)
+    lines = console.file.getvalue().splitlines()
+    assert [line.endswith(" (done before)") for line in lines[:cells]] == [True, False][:cells]
+    said = (
+        "1 cell done before; nothing was started"
+        if cells == 1
+        else "1 cell done before; 1 cell, about "
+    )
+    assert lines[-1].startswith(said) and sorted(study.folder.rglob("*")) == before

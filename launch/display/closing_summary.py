@@ -1,6 +1,6 @@
 """What a sweep prints beside its table: the plan of a dry run, the last lines, its status."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from shlex import quote
 
 from rich.console import Console
@@ -14,7 +14,8 @@ from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record, read_study
 from launch.plan.estimate import duration, worded
 from launch.plan.plan import Plan
-from launch.study.study_folder import StudyFolder, study_folder
+from launch.study.run_environment import RunEnvironment
+from launch.study.study_folder import StudyFolder, find_finished
 from launch.supervision.failure import few_lines
 
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
@@ -28,15 +29,34 @@ VERDICTS = {
 }
 
 
-def print_plan(planned: Plan, console: Console) -> None:
-    """Print the cells of a dry run in their order, and the time that they will take."""
-    records, _ = read_study(study_folder(planned.config.output_dir, planned.config.study))
-    for position, entry in enumerate(planned.cells, 1):
-        console.print(f"{position:4d}  {entry.name}", markup=False)
+def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
+    """Print the cells of a dry run in their order, which are done before, and how long the rest
+    takes."""
+    config = planned.config
+    study = StudyFolder(config.output_dir, config.study, only_read=True)
+    records, _ = read_study(study.folder)
+    done: Collection[int] = ()
+    # what is around the cells of other machines is not known here
+    if config.resume and records and config.topology is None and not config.nodes:
+        cells = [entry.cell for entry in planned.cells]
+        done = find_finished(
+            cells, study, here, lambda line: console.print(f"note: {line}", markup=False)
+        )
+    rest = []
+    for index, entry in enumerate(planned.cells):
+        mark = ""
+        if index in done:
+            mark = " (done before)"
+        else:
+            rest.append(entry)
+        console.print(f"{index + 1:4d}  {entry.name}{mark}", markup=False)
     if planned.cells and planned.cells[-1].drift:
         drift = "the first cell once more at the end, to show what changed on the machine meanwhile"
         console.print(f"note: drift: {drift}")
-    about = worded(planned.cells, records)
+    about = f"{count(len(done), 'cell')} done before"
+    if rest or not done:
+        time = worded(rest, records)
+        about = f"{about}; {time}" if done else time
     console.print(f"{about}; nothing was started (dry_run=true)")
 
 

@@ -161,10 +161,12 @@ def study_folder(output_dir: str, name: str) -> Path:
 class StudyFolder:
     """The folder of a study, opened for measuring."""
 
-    def __init__(self, output_dir: str, name: str) -> None:
-        """Make the folder. Raises Refused if it cannot be written."""
+    def __init__(self, output_dir: str, name: str, only_read: bool = False) -> None:
+        """Make the folder, unless it is only read. Raises Refused if it cannot be written."""
         self.name = name
         self.folder = study_folder(output_dir, name)
+        if only_read:
+            return
         try:
             safe_files.make_folder(self.folder)
             self._folder_id = _id_of(self.folder)
