@@ -24,6 +24,7 @@ MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that s
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
+OWN_MODEL = "python"  # the library of a model that is a user's own code
 CONNECTIONS, MOST_CONNECTIONS = "cuda_device_max_connections", 32
 OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", CONNECTIONS, *OF_ADAMW)
 # What two cells with equal compiled graphs may differ in. Everything else decides, or could decide,

@@ -16,6 +16,7 @@ from conf.cell import (
     GRAPHED,
     IMAGES,
     MOST_CONNECTIONS,
+    OWN_MODEL,
     SAMPLES,
     Cell,
     Network,
@@ -321,10 +322,10 @@ def labelled(cell: Cell, config: Config) -> Cell:
 
 def checked_model(model: Model) -> Model:
     """Return the model; a user's with the name of a built-in one is renamed after its module."""
-    if model.library == "python":
+    if model.library == OWN_MODEL:
         source_file("model.builder", model.builder)
         is_built_in = model.name in groups.choices("model")
-        if is_built_in and groups.of_model(model.name, "library") != "python":
+        if is_built_in and groups.of_model(model.name, "library") != OWN_MODEL:
             model = dataclasses.replace(model, name=_named_after(model.builder))
     else:
         check_name("model.builder", model.builder)
@@ -370,7 +371,7 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
     model, image_size = config.model, config.image_size
     options = dict(model.options)
     if model.inputs == SAMPLES:
-        if model.library != "python":
+        if model.library != OWN_MODEL:
             raise Refused(
                 f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own "
                 "(trainers/OWN.md)"
@@ -405,7 +406,7 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
 
 def _declared_own(config: Config) -> dict[str, dict[str, Any]]:
     own = {}
-    if config.model.library == "python":
+    if config.model.library == OWN_MODEL:
         own["model"] = ("model.builder", config.model.builder)
     if config.data.loader is not None:
         own["data"] = ("data.loader", config.data.loader)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conf.cell import IMAGES, Network
+from conf.cell import IMAGES, OWN_MODEL, Network
 from conf.targets import locate
 from trainers.batches import OwnModel
 
@@ -32,11 +32,11 @@ def build(network: Network) -> nn.Module:
                 f"{', '.join(builders)}"
             )
         model = builders[network.builder](**arguments)
-    elif network.library == "python" and network.inputs == IMAGES:
+    elif network.library == OWN_MODEL and network.inputs == IMAGES:
         sizes = {"classes": network.classes, "channels": network.channels}
         model = locate(network.builder)(**sizes, **network.options)
         _check_type(network, model, nn.Module, "torch.nn.Module")
-    elif network.library == "python":
+    elif network.library == OWN_MODEL:
         model = locate(network.builder)(**network.options)
         _check_type(network, model, OwnModel, "trainers.batches.OwnModel")
     elif network.library == "timm":

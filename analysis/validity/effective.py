@@ -48,7 +48,7 @@ def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
         if texts:
             return parse_nccl_log(*texts, hosts=of_files)
     except (UnreadableInput, EOFError, zlib.error):
-        pass
+        return None  # what rests on the logs is then unchecked
     return None
 
 

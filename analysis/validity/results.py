@@ -14,7 +14,7 @@ from analysis.validity.check import (
 )
 from benchmarks.record import Record
 from conf import groups
-from conf.cell import Cell
+from conf.cell import OWN_MODEL, Cell
 from conf.schema import ValidityLimits
 
 # The dtype in which autocast computes, and most layers do, by precision; else float32.
@@ -22,7 +22,6 @@ AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
 # Of the layers; a loss or a head may compute in float32, of a user's own model some on purpose.
 FEWEST_RIGHT, FEWEST_OF_OWN = 0.95, 0.5
-OWN = "python"  # the library of a user's own model
 ROUNDING = 1e-9  # of a number that is computed another way
 HALF = ("fp16", "bf16")  # hooks that send half the bytes
 MOST_NAMED = 3  # things that a sentence names
@@ -336,7 +335,7 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
     layers = sum(facts["layers"].values())
     right = facts["layers"].get(LAYERS.get(precision, "float32"), 0)
     fewest = FEWEST_RIGHT
-    if record.cell.model.library == OWN:
+    if record.cell.model.library == OWN_MODEL:
         fewest = FEWEST_OF_OWN
     if right < fewest * layers:
         wrong = f"{layers - right} of {layers} layers"
@@ -365,25 +364,26 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
     timed, warm_up = facts["counted"].get("timed", {}), facts["counted"].get("warm-up", {})
     before, after = facts.get("arithmetic", {}), facts.get("after", {})
     steps = timed.get("steps", 0)
-    if before.get("evaluating") and record.cell.model.library != OWN:
+    if before.get("evaluating") and record.cell.model.library != OWN_MODEL:
         return f"{before['evaluating']} modules were in evaluation mode before"
-    per_step = {"passes": before.get("passes", 0) / (before.get("calls") or 1)}
-    # After steps without exchange a lead-in may leave one out, as DDP does that of its buffers.
-    windows = len(record.series.get("throughput/images_per_second", ()))
-    lead_ins = {"collectives": windows * record.cell.world_size}
-    allowed = {"updates": 0.0}
-    if record.cell.model.library == OWN:
-        del per_step["passes"]  # layers may be left out at random
+    # What is counted, how often in a step, and by how much the windows may differ.
+    expected: list[tuple[str, float, float]] = []
+    if record.cell.model.library != OWN_MODEL:  # its layers may be left out at random
+        expected.append(("passes", before.get("passes", 0) / (before.get("calls") or 1), 0.0))
     if warm_up.get("steps"):
-        per_step["updates"] = warm_up.get("updates", 0) / warm_up["steps"]
-        if per_step["updates"] not in (0, 1):  # some steps update: a window may end before one does
-            allowed["updates"] = record.cell.world_size * (windows + steps / warm_up["steps"])
+        windows = len(record.series.get("throughput/images_per_second", ()))
+        lead_ins = windows * record.cell.world_size
+        updates, allowed = warm_up.get("updates", 0) / warm_up["steps"], 0.0
+        if updates not in (0, 1):  # some steps update: a window may end before one does
+            allowed = lead_ins + record.cell.world_size * steps / warm_up["steps"]
+        expected.append(("updates", updates, allowed))
         if "gradient_error" in facts and "gradients_equal" in facts:  # else some steps may differ
-            per_step["collectives"] = warm_up.get("collectives", 0) / warm_up["steps"]
+            count = warm_up.get("collectives", 0) / warm_up["steps"]
+            # After steps without exchange a lead-in may leave one out, as DDP does that of buffers.
+            expected.append(("collectives", count, count * lead_ins))
     wrong = []
-    for name, count in per_step.items():
-        missing = abs(timed.get(name, 0) - count * steps)
-        if missing > count * lead_ins.get(name, 0) + allowed.get(name, 0.0) + 0.5:
+    for name, count, allowed in expected:
+        if abs(timed.get(name, 0) - count * steps) > allowed + 0.5:
             wrong.append(f"{timed.get(name)} of {count * steps:.0f} {name} in the windows")
     if facts.get("gradients_equal") and not after.get("gradients_equal"):
         wrong.append("the last timed step left each rank another gradient")

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.rank.ranks import Ranks
 from benchmarks.timing import compilation
 from benchmarks.training.correctness import ComparedElements, checksum, checksums
+from conf.cell import OWN_MODEL
 from trainers import collectives
 from trainers.batches import Batch
 from trainers.step import UNMARKED, Training
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
-OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
 ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
 PASSES = "num_batches_tracked"  # a batch norm counts its passes on the device, in training alone
 
@@ -140,7 +140,7 @@ def sent(training: Training) -> Iterator[dict[str, Any]]:
         return
     seen = SentTensors()
     stages = {"backward", "exchange"}
-    if training.cell.model.library == OWN:
+    if training.cell.model.library == OWN_MODEL:
         stages = {"exchange"}
 
     def watched(stage: str) -> AbstractContextManager[Any]:
@@ -248,7 +248,7 @@ class Weights:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        may_freeze = training.cell.model.library == OWN
+        may_freeze = training.cell.model.library == OWN_MODEL  # on purpose
         self._weights: dict[str, nn.Parameter] = {}
         for name, weight in training.network.named_parameters():
             if weight.requires_grad or not may_freeze:
