@@ -33,7 +33,7 @@ from launch.machine.secrets import redact
 def main() -> int:
     """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure, 130
     interrupted or no time."""
-    typed = sys.argv[1:]
+    typed = sys.argv[1:] or [*command_line.FIRST_STUDY]
     try:
         line = command_line.read(typed)
         groups.add_config_dir([line.config_dir] if line.config_dir else [])

@@ -14,6 +14,7 @@ from conf.subsets import GPUS, NODES
 
 GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
 LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")
+FIRST_STUDY = ("+experiment=first",)  # what is measured where nothing is asked for
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 # Words of a command, of which Hydra would take {host} for a dictionary.
 PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")

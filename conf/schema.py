@@ -320,6 +320,7 @@ class Config:
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
 
     study: str = option("default", "the name of the study: its records are read together")
+    intro: str = option("", "of a named study: the words before the number of its runs")
     output_dir: str = option(
         "outputs", "the folder of all studies; a record is <output_dir>/<study>/<cell>/record.json"
     )

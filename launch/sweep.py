@@ -94,9 +94,9 @@ def run(
         planned, engine, here = prepared(requests, surrounding)
     if preset:
         planned.notices.append(cpu_preset_note(preset, planned.config.study))
-    for notice in planned.notices:
-        console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
+        for notice in planned.notices:
+            console.print(f"note: {notice}", markup=False)
         print_plan(planned, here, console)
         return 0
     words = list(map(argument_without_secrets, typed))
@@ -159,6 +159,7 @@ class SweepRun:
     ) -> None:
         """`began_at` is the time of the first line of launch.py, in seconds since 1970."""
         self.cells, self.config = planned.cells, planned.config
+        self.notices = planned.notices
         self.engine, self.here, self.stopping, self.console = engine, here, stopping, console
         self.began_at = began_at
         self.study = StudyFolder(self.config.output_dir, self.config.study)
@@ -250,10 +251,14 @@ class SweepRun:
             for index, record in find_finished(cells, self.study, self.here, self._note).items():
                 self.done[index] = by_id.get(record.record_id, record)
         open_cells = self._open_cells()
+        if open_cells:
+            time = worded(open_cells, self.known)
+            self.console.print(f"{self.config.intro}{time}", markup=False)
+        for notice in self.notices:
+            self._note(notice)
         if not open_cells:
             look_for_garbage()
             return
-        self.console.print(worded(open_cells, self.known), markup=False)
         self.engine.open(open_cells[0].cell)
         self.forecasts.prepare(self.known)
         self.mlflow.open()

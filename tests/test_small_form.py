@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from build import changed_cell, make_cell, make_record
@@ -45,6 +46,25 @@ def test_every_study_ends_in_minutes_on_two_cores(dry_run, name):
     assert seconds <= MOST_SECONDS
     has_block = "\non_cpu:" in (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
     assert (SMALL in notes) == has_block == (f"study {name} {SMALL}" in notes)
+
+
+def test_a_command_without_arguments_says_first_what_it_measures_and_how_long(
+    launch, two_cores, monkeypatch
+):
+    begun = []
+    monkeypatch.setattr("launch.sweep.MlflowWriter", MagicMock())
+    monkeypatch.setattr("launch.sweep.LocalEngine.open", lambda engine, cell: None)
+    monkeypatch.setattr("launch.sweep.SweepRun._try_cell", lambda sweep, index: begun.append(index))
+    monkeypatch.setattr("launch.sweep.SweepRun._end", lambda sweep: 0)
+    code, out, err = launch()
+    first, *rest = out.splitlines()
+    study = "First study (help: python launch.py --help): fmnist_cnn on 1, 2, 4, … all devices; "
+    assert (code, err, begun) == (0, "", [0, 1]) and first.startswith(f"{study}2 cells, about ")
+    assert f"note: study first {SMALL} (model=fmnist_cnn)" in "\n".join(rest)
+
+
+def test_any_argument_means_what_it_meant(dry_run):
+    assert dry_run()[1] == ["resnet50 · nccl_allreduce · gpus 0,1"]
 
 
 def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
