@@ -216,13 +216,14 @@ def share_held(holds, runs, freedom, studies, **more):
 # --- two studies of six equal cells, whose runs scatter by 0.2 %
 
 
-def study_of_six(seed, repeats, factor):
+def study_of_six(seed, repeats, factor, noise=0.002, verdict="valid"):
     """Return a study of cells in turns; every rate times `factor`."""
-    simulator, made = Simulator(Truth(noise=0.002), seed), []
+    simulator, made = Simulator(Truth(noise=noise), seed), []
     for repeat in range(repeats):
         for gpus in ((0,), (1,), (0, 1)):
             for strategy in ("none", STRATEGY):
-                made.append(simulator.record(gpus, strategy, repeat, factor=factor))
+                record = simulator.record(gpus, strategy, repeat, factor=factor, verdict=verdict)
+                made.append(record)
     return StudyInput(str(seed), Path(), Study.of(made))
 
 

@@ -1,61 +1,70 @@
 """`python -m analysis compare A B [--limit 2%]`: how the same cells of two studies differ.
 
-Exit status: 0 no regression was seen, 1 a regression was found, 2 wrong input, and with --strict no
-cell can be told.
+Its first word is PASS, FAIL or INCONCLUSIVE. Exit status: 0 no regression, 1 a regression, 2 wrong
+input, 3 inconclusive (with --limit: a slowdown that large could not have been seen everywhere).
+Without --limit nothing is 3; there --strict gives 2 where no cell can be told.
 """
 
 import argparse
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from rich.markup import escape
 
 from analysis.console import console
 from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.between_studies import UNKNOWN, CellDifference, Differences, differences
+from analysis.findings.between_studies import (
+    FAIL,
+    FASTER,
+    INCONCLUSIVE,
+    PASS,
+    SLOWER,
+    UNKNOWN,
+    CellDifference,
+    Differences,
+    differences,
+)
 from analysis.findings.communication import EXCHANGE
 from analysis.findings.study_inputs import (
+    CODE,
     StudyInput,
     StudyPath,
     differing,
     open_inputs,
     same_machine,
 )
-from analysis.report.numbers import NumberFormat, estimate, number
+from analysis.report.numbers import central, estimate, number
 from analysis.report.sections.comparisons_section import (
     differences_table,
     facts_table,
     plain_number,
-    unit_of,
-    verdict_words,
 )
+from analysis.report.sections.comparisons_section import unit_of as unit_of_metric
 from analysis.report.table import Column, Table
-from analysis.study.names import short_names
-from analysis.text import count, single_line
+from analysis.study.names import BETWEEN, of_unit, short_names, unit_of
+from analysis.text import count, first_lines, join_words, markdown, single_line
 from analysis.verification.quick import QuickCheck
 from benchmarks.record.metrics import metric as entry_of
 
-MOST_ROWS = 60
+MOST_ROWS = 20
 LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
-BESIDE = (EFFICIENCY, EXCHANGE)  # numbers beside the one that is judged
-POINTS, SIGNED = NumberFormat(100.0, "points", 1, sign=True), NumberFormat(sign=True)
-NOTHING_DIFFERS = (
-    "What differs: nothing that the records tell of the machine, the software and the code."
-)
+STATUS = {PASS: 0, FAIL: 1, INCONCLUSIVE: 3}
+# Of an outcome: its mark on a terminal and on GitHub.
+MARKS = {PASS: ("✓", "✅"), FAIL: ("✗", "❌"), INCONCLUSIVE: ("?", "⚠️")}
+STYLES = {"✓": "", "✗": "bold red", "?": "bold yellow"}
+WIDE = 100  # columns of a terminal with room for DISPENSABLE
+DISPENSABLE = ("runs", "verdict")
 NOT_IN_TURN = (
-    "The two studies were not measured in turn: what changes on a machine from one sweep to the "
-    "next (heat, clocks, neighbours) would look the same. The intervals hold what differs between "
-    "runs inside each study."
+    "A and B were not measured in turn: heat, clocks or neighbours that change from one sweep to "
+    "the next look like a difference."
 )
-ONCE_MORE = (
-    "To see what a sweep changes by itself, measure A once more under another name and compare "
-    "the two."
-)
+ONCE_MORE = "To check the noise between sweeps, run A twice under different names and compare."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +74,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         folder = "the folder of a study; LABEL=FOLDER gives it a name"
         add(name, metavar=name.upper(), help=folder)
     limit = (
-        "a cell that is slower by less, such as 2%%, is no regression (default: any that runs "
-        "show). Exit status: 0 no regression was seen, 1 a regression was found, 2 wrong input"
+        "ignore slowdowns below this share, such as 2%% (default: report every significant one). "
+        "Exit status: 0 pass, 1 regression, 2 usage error, 3 inconclusive: the runs could not have "
+        "shown a slowdown of this size"
     )
     add("--limit", metavar="SHARE", help=limit)
-    add("--strict", action="store_true", help="exit status 2 where no cell can be told")
+    add("--strict", action="store_true", help="without --limit: exit status 2 if inconclusive")
+    add("--github", action="store_true", help="print Markdown for a job summary or a comment")
+    add("--junit", metavar="FILE", type=Path, help="write the outcomes as JUnit XML too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,17 +105,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"{arguments.a} and {arguments.b} have no cell in common that is usable in both"
         )
+    outcome = result.outcome(limit)
     if arguments.json:
         print(json.dumps(_as_json(sides, result, limit)))
     else:
-        _print(sides, result, limit)
-    if any(cell.is_regression(limit) for cell in result.cells):
-        return 1
-    if all(cell.verdict == UNKNOWN for cell in result.cells):
-        reason = f"python -m analysis compare: no cell can be told: {result.cells[0].why}"
-        print(single_line(reason, 600), file=sys.stderr)
+        _print(sides, result, limit, arguments.github)
+    if arguments.junit:
+        _write_junit(arguments.junit, result, limit)
+    if outcome == INCONCLUSIVE and not limit:
         return 2 if arguments.strict else 0
-    return 0
+    return STATUS[outcome]
 
 
 def _apart(sides: Sequence[Sequence[StudyInput]], result: Differences) -> dict[str, list[str]]:
@@ -139,11 +150,12 @@ def _as_json(
         "differs": apart,
         "shared": shared,
         "limit": limit,
+        "outcome": result.outcome(limit),
         "regressions": regressions,
         "verdicts": dict(verdicts),
         "cells": cells,
-        "only_a": list(result.only_first),
-        "only_b": list(result.only_second),
+        "only_a": _alone(result.only_first),
+        "only_b": _alone(result.only_second),
     }
 
 
@@ -159,7 +171,7 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
         numbers.append(values)
     steps = {}
     for name, step in cell.steps.items():
-        unit = unit_of(name)
+        unit = unit_of_metric(name)
         if step.logarithm:
             unit = "share of a"
         steps[name] = asdict(step.estimate()) | {"unit": unit}
@@ -171,6 +183,8 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
         "verdict": cell.verdict,
         "smallest": cell.smallest,
         "regression": cell.is_regression(limit),
+        "outcome": cell.outcome(limit),
+        "repeats_needed": cell.repeats_for(limit),
         "why": cell.why,
         "doubts": cell.doubts,
         "a": numbers[0],
@@ -179,102 +193,192 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
     }
 
 
-def _print(sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float) -> None:
-    out = console()
+def _print(
+    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, in_markdown: bool
+) -> None:
+    """Print outcome, reasons, what differs, the table and notes: for a terminal or for GitHub."""
+    out, outcome = console(), result.outcome(limit)
+    is_wide = in_markdown or out.width >= WIDE
+    headline, *parts = _parts(sides, result, limit, is_wide, in_markdown)
+    if in_markdown:
+        blocks = [f"### {MARKS[outcome][1]} {outcome} {markdown(headline, 600)}"]
+        for part in parts:
+            if isinstance(part, Table):
+                blocks.append(part.to_markdown(MOST_ROWS))
+            else:
+                blocks.append(markdown(part, 600))
+        print("\n\n".join(blocks))
+        return
+    in_pipe = not out.is_terminal  # whose lines have no width
+    style = STYLES[MARKS[outcome][0]] or "bold green"
+    out.print(f"[{style}]{outcome}[/] {escape(str(headline))}", soft_wrap=in_pipe)
+    for part in parts:
+        if not isinstance(part, Table):
+            out.print(escape(part), soft_wrap=in_pipe)
+            continue
+        table = part.to_rich(MOST_ROWS)
+        for values, row in zip(part.rows, table.rows, strict=False):
+            row.style = STYLES.get(str(values[0]), "")
+        for column in table.columns:
+            column.no_wrap = column.justify == "right"
+        out.print(table)
+
+
+def _parts(
+    sides: Sequence[Sequence[StudyInput]],
+    result: Differences,
+    limit: float,
+    is_wide: bool,
+    in_markdown: bool,
+) -> list[str | Table]:
+    """Return the headline and what stands below it, configurations the worst first."""
+
+    def rank(cell: CellDifference) -> tuple[float, float]:
+        change = cell.change.value if cell.change is not None else 0.0
+        return (FAIL, INCONCLUSIVE, PASS).index(cell.outcome(limit)), change
+
+    cells = sorted(result.cells, key=rank)
+    names = short_names(cell.name for cell in cells)
+    inputs = [*sides[0], *sides[1]]
+    parts: list[str | Table] = [_headline(sides, result, limit, cells[0], names)]
+    outcomes = Counter(cell.outcome(limit) for cell in cells)
+    words = {FAIL: "slower", INCONCLUSIVE: "inconclusive", PASS: "passed"}
+    numbers = [f"{outcomes[outcome]:,} {words[outcome]}" for outcome in words if outcomes[outcome]]
+    if len(cells) > 1:
+        parts.append(f"{count(len(cells), 'configuration')}: {', '.join(numbers)}.")
+    reasons: dict[str, list[str]] = {}
+    for cell in cells[1:]:  # the headline has that of the first
+        if cell.outcome(limit) == INCONCLUSIVE:
+            reasons.setdefault(_reason(cell, limit), []).append(names[cell.name])
+    lines = [f"Inconclusive: {join_words(of_one, 3)}: {why}." for why, of_one in reasons.items()]
+    parts += first_lines(lines, 3)
     letters = []
     for letter, side in zip("AB", sides, strict=True):
         for study in side:
             letters.append(letter)
-            cells = count(len(study.study.runs), "cell")
-            where = f"{escape(study.name)}  ({escape(str(study.folder))}, {cells})"
-            out.print(f"[bold]{letter}[/bold]  {where}", soft_wrap=True)
-    inputs = [*sides[0], *sides[1]]
+            number_of = count(len(study.study.runs), "configuration")
+            parts.append(f"{letter}  {study.name}  ({study.folder}, {number_of})")
     apart = _apart(sides, result)
-    if apart:
-        out.print(facts_table(apart, letters).to_rich())
-    else:
-        out.print(NOTHING_DIFFERS, soft_wrap=True)
-    out.print(differences_table(result, "cells", "The same cells, B against A").to_rich(MOST_ROWS))
-    if len(result.cells) > MOST_ROWS:
-        out.print(f"… {len(result.cells) - MOST_ROWS} more (--json has all)")
-    beside = _beside_table(result)
-    if beside.rows:
-        out.print(beside.to_rich(MOST_ROWS))
-    for line in _lines(result, limit, same_machine(inputs)):
-        out.print(escape(line), soft_wrap=True)
+    changed = [name for name in apart if name.startswith(CODE)]
+    parts += [f"{name} changed" for name in changed]
+    rest = {name: values for name, values in apart.items() if name not in changed}
+    if rest:
+        parts.append(facts_table(rest, letters))
+    elif not changed:
+        parts.append("Environment and code: identical.")
+    shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
+    shown = shown or cells  # those without a difference only if all are
+    parts += [_table(shown, limit, is_wide, in_markdown), *_beside(shown)]
+    hidden = len(cells) - min(MOST_ROWS, len(shown))
+    if hidden:
+        parts.append(f"Not shown: {count(hidden, 'configuration')} (--json has all).")
+    parts += first_lines([f"{cell.name}: {cell.doubts}." for cell in cells if cell.doubts], 3)
+    for letter, alone in (("A", result.only_first), ("B", result.only_second)):
+        if alone:
+            parts.append(f"Only in {letter}: {join_words(_alone(alone), 3)}.")
+    parts.append(NOT_IN_TURN)
+    if same_machine(inputs):
+        parts.append(ONCE_MORE)
+    return parts
 
 
-def _beside_table(result: Differences) -> Table:
-    """Return efficiency and exchange of the cells that have them."""
-    names = short_names(cell.name for cell in result.cells)
-    columns = [Column("cell", "cell")]
-    rows: dict[str, dict[str, str]] = {}
-    for metric in BESIDE:
-        cells = [cell for cell in result.cells if metric in cell.steps]
-        if all(cell.metric == metric for cell in cells):
-            continue
-        entry = entry_of(metric)
-        columns.append(Column(metric, entry.column or entry.title, kind="number"))
-        columns.append(Column(f"{metric}_difference", "difference", kind="number"))
-        for cell in cells:
-            row = rows.setdefault(cell.name, {"cell": names[cell.name]})
-            first = plain_number(metric, cell.first[metric])
-            row[metric] = f"{first} → {plain_number(metric, cell.second[metric])}"
-            step = cell.steps[metric]
-            form: str | NumberFormat = SIGNED
-            if step.logarithm:
-                form = "change"
-            elif entry.unit == "%":
-                form = POINTS
-            row[f"{metric}_difference"] = estimate(step.estimate(), form)
-    for row in rows.values():
-        for column in columns:
-            row.setdefault(column.key, "")
-    return Table.of("beside", "A → B, and the difference", columns, rows.values())
+def _table(
+    cells: Sequence[CellDifference], limit: float, is_wide: bool, in_markdown: bool
+) -> Table:
+    """Return both rates of some cells, with a mark for the outcome of each."""
+    table = differences_table(Differences(tuple(cells), {}, {}), "cells", "B against A")
+    columns = [Column("outcome", "")]
+    for column in table.columns:
+        if not is_wide:
+            heading = column.heading.replace(" ", "\n", 1)
+            column = replace(column, heading=heading, shown=column.key not in DISPENSABLE)
+        columns.append(column)
+    rows = []
+    for cell, row in zip(cells, table.rows, strict=True):
+        rows.append((MARKS[cell.outcome(limit)][in_markdown], *row))
+    return replace(table, columns=tuple(columns), rows=tuple(rows))
 
 
-def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str]:
-    """Return what the table says in sentences, and what a difference may claim."""
-    cells = result.cells
-    lines = [f"{count(len(cells), 'cell')} compared, B against A: {verdict_words(cells)}."]
-    size, word, advice = "", "Slower", NOT_IN_TURN
-    if limit:
-        size = f" by {number(limit, 'share')} or more"
-    if is_same_machine:
-        word, advice = "Regression", f"{NOT_IN_TURN} {ONCE_MORE}"
-    slower, blind, doubts = [], [], []
-    is_told = False
-    reasons: Counter[str] = Counter()
+def _beside(cells: Sequence[CellDifference]) -> list[str]:
+    """Return efficiency and exchange of the cells that differ, as sentences."""
+    lines = []
     for cell in cells:
-        is_told = is_told or cell.verdict != UNKNOWN
-        if cell.is_regression(limit) and cell.change is not None:
-            slower.append((cell.change.value, cell.name, cell.change))
-        if cell.smallest and cell.smallest > limit > 0:
-            blind.append(cell.smallest)
-        if cell.why:
-            reasons[cell.why] += 1
-        if cell.doubts:
-            doubts.append(f"{cell.name}: {cell.doubts}.")
-    if slower:
-        _, name, change = min(slower, key=lambda entry: entry[0])
-        most = f"{name}, {estimate(change, 'change')}"
-        lines.append(f"{word}{size}: {count(len(slower), 'cell')}, most of all {most}.")
-    elif is_told:
-        lines.append(f"No regression was found: no cell of B is seen to be slower{size}.")
-        if blind:
-            lines.append(
-                f"The limit is below what {count(len(blind), 'cell')} could show (up to "
-                f"{number(max(blind), 'share')}): "
-                "a smaller regression there can stay unseen. More repeats show more."
-            )
-    lines.append(advice)
-    for why, number_of in reasons.items():
-        lines.append(f"{count(number_of, 'cell')}: {why}.")
-    lines += doubts[:3]
-    for letter, names in (("A", result.only_first), ("B", result.only_second)):
-        more = ""
-        if len(names) > 3:
-            more = f" and {len(names) - 3} more"
-        if names:
-            lines.append(f"Only in {letter}: {'; '.join(names[:3])}{more}.")
-    return lines
+        parts = []
+        for metric in (EFFICIENCY, EXCHANGE):
+            if metric in cell.steps and metric != cell.metric and cell.verdict in (SLOWER, FASTER):
+                numbers = [plain_number(metric, side[metric]) for side in (cell.first, cell.second)]
+                unit = entry_of(metric).unit.strip("%")
+                parts.append(f"{entry_of(metric).title} {' → '.join(numbers)} {unit}".strip())
+        if parts:
+            lines.append(f"{cell.name}: {', '.join(parts)}.")
+    return first_lines(lines, 3)
+
+
+def _headline(
+    sides: Sequence[Sequence[StudyInput]],
+    result: Differences,
+    limit: float,
+    worst: CellDifference,
+    names: Mapping[str, str],
+) -> str:
+    """Return what follows the outcome in the first line: the worst cell, or what was passed."""
+    size = f"{100 * limit:g} %"
+    if result.outcome(limit) == PASS:
+        passed = [cell for cell in result.cells if cell.outcome(limit) == PASS]
+        slowdown = f"slowdown of {size}" if limit else "significant slowdown"
+        sizes = sorted(cell.smallest for cell in passed if cell.smallest is not None)
+        ends = dict.fromkeys((number(sizes[0], "share"), number(sizes[-1], "share")))
+        detected = f"these runs detect {' to '.join(ends)} or more"
+        return f"no {slowdown} in {count(len(passed), 'configuration')} ({detected})"
+    if worst.outcome(limit) == PASS:
+        return "not every configuration is usable in both studies"
+    subset = f"{BETWEEN}gpus "
+    words = names[worst.name].replace(subset, " on GPUs ").replace("gpus ", "GPUs ")
+    words = of_unit(words, unit_of(sides[0][-1].study))
+    if result.outcome(limit) == FAIL:
+        words += f": {central(worst.change, 'change')}"
+    else:
+        words += f": {_reason(worst, limit)}"
+    if limit:
+        words += f" (limit {size})"
+    return single_line(words, 600)
+
+
+def _reason(cell: CellDifference, limit: float) -> str:
+    """Return why a cell is inconclusive, and how many repeats would do."""
+    words = f"these runs detect {number(cell.smallest, 'share')} or more"
+    if cell.verdict == UNKNOWN:
+        words = cell.why
+    elif cell.all_suspect:
+        words = f"every run is suspect in {cell.all_suspect}"
+    repeats = cell.repeats_for(limit)
+    if limit and repeats:
+        words += f"; about {repeats} runs on each side would detect {100 * limit:g} %"
+    elif limit and cell.scatter is not None:
+        words += "; its runs vary too much for any number of repeats: stop other programs"
+    return words
+
+
+def _alone(names: Mapping[str, str]) -> list[str]:
+    """Return the names of cells of one study alone, with why the other's cannot be used."""
+    words = []
+    for name, why in names.items():
+        reason = f" (the other study's is not usable: {why})" if why else ""
+        words.append(f"{name}{reason}")
+    return words
+
+
+def _write_junit(path: Path, result: Differences, limit: float) -> None:
+    """Write a test case for each cell: slower is a failure, inconclusive an error."""
+    outcomes = Counter(cell.outcome(limit) for cell in result.cells)
+    suite = ElementTree.Element("testsuite", name="compare", tests=str(len(result.cells)))
+    suite.set("failures", str(outcomes[FAIL]))
+    suite.set("errors", str(outcomes[INCONCLUSIVE]))
+    for cell in result.cells:
+        case = ElementTree.SubElement(suite, "testcase", name=single_line(cell.name))
+        outcome = cell.outcome(limit)
+        if outcome == FAIL:
+            ElementTree.SubElement(case, "failure", message=estimate(cell.change, "change"))
+        elif outcome == INCONCLUSIVE:
+            ElementTree.SubElement(case, "error", message=single_line(_reason(cell, limit)))
+    ElementTree.ElementTree(suite).write(path, "utf-8", xml_declaration=True)

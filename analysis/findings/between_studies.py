@@ -36,10 +36,13 @@ from conf.options import to_text
 CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 FASTER, SLOWER, EQUAL, UNKNOWN = "faster", "slower", "no difference seen", "cannot tell"
-BY_CHANCE = "its own interval excludes 0, but among this many cells that can be chance"
-NO_SCATTER = "how far its runs differ is not known in {}: it ran too seldom (add repeats=3)"
+PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"  # of a comparison with a limit
+BY_CHANCE = "its own interval excludes 0, but among this many configurations that can be chance"
+NO_SCATTER = "too few repeats in {} to know its run-to-run variation; use repeats=3"
 FEWEST_RUNS = 2  # of a cell on each side: of fewer nobody knows how far they scatter
-STUDIES = ("the first study", "the second study")
+FEWEST_REPEATS = 3  # that alone give a cell a noise floor of its own
+MOST_REPEATS = 100  # that anybody would measure
+STUDIES = ("A", "B")
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class CellDifference:
     smallest: float | None = None  # the smallest change that these runs could have shown
     why: str = ""  # why there is no verdict, or what qualifies it
     doubts: str = ""  # what checks said of its runs
+    all_suspect: str = ""  # the study in which every run of it is suspect
+    tests: int = 1  # of its family
 
     @property
     def change(self) -> Estimate | None:
@@ -117,9 +122,45 @@ class CellDifference:
             step = replace(step, value=-step.value)
         return step.estimate()
 
+    @property
+    def scatter(self) -> float | None:
+        """The standard error of a difference of single runs; None where no side shows it."""
+        variances = []
+        for side in (self.first, self.second):
+            measured = side.get(self.metric)
+            if measured is not None and measured.error is not None:
+                variances.append(measured.error**2 / of_median(measured.runs))
+        return math.sqrt(2 * statistics.mean(variances)) if variances else None
+
     def is_regression(self, limit: float) -> bool:
         """Return whether the second is slower, by a verdict and by `limit` or more, a share."""
         return self.verdict == SLOWER and self.change is not None and -self.change.value >= limit
+
+    def outcome(self, limit: float) -> str:
+        """Return PASS, FAIL or INCONCLUSIVE for a slowdown of `limit`, a share; 0: of any size.
+
+        With a limit it passes only where so large a slowdown could have been seen.
+        """
+        if self.verdict == UNKNOWN or (limit and self.all_suspect):
+            return INCONCLUSIVE
+        if self.is_regression(limit):
+            return FAIL
+        if limit and self.smallest is not None and self.smallest > limit:
+            return INCONCLUSIVE
+        return PASS
+
+    def repeats_for(self, limit: float) -> int | None:
+        """Return the runs on each side that could show a change of `limit`; None: not known, or
+        more than MOST_REPEATS.
+        """
+        scatter = self.scatter
+        if scatter is None:
+            return None
+        for runs in range(FEWEST_REPEATS, MOST_REPEATS + 1):
+            error = scatter * math.sqrt(of_median(runs))
+            if smallest_change(error, 2 * (runs - 1), self.tests) <= limit:
+                return runs
+        return None
 
 
 @dataclass(frozen=True)
@@ -127,10 +168,21 @@ class Differences:
     """Every cell that two studies have both, and what only one of them has."""
 
     cells: tuple[CellDifference, ...]
-    only_first: tuple[str, ...]  # names of cells, some with a reason
-    only_second: tuple[str, ...]
+    # {name of a cell: why the other study's is not usable, empty where it has none}
+    only_first: Mapping[str, str]
+    only_second: Mapping[str, str]
     # {name: (value in the first, value in the second)} of what the records of a common cell say.
     facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def outcome(self, limit: float) -> str:
+        """Return FAIL if a cell fails, INCONCLUSIVE if one is or, without a limit, all are."""
+        outcomes = [cell.outcome(limit) for cell in self.cells]
+        unusable = any({*self.only_first.values(), *self.only_second.values()})
+        if FAIL in outcomes:
+            return FAIL
+        if PASS not in outcomes or (limit and (unusable or INCONCLUSIVE in outcomes)):
+            return INCONCLUSIVE
+        return PASS
 
 
 def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Differences:
@@ -146,19 +198,20 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
     every_cell = dict.fromkeys((*before, *after))
     names = _names(every_cell)
     baselines = {id(each.study): Baselines(each.study) for each in (*first, *second)}
-    common, only_first, only_second = [], [], []
+    common = []
+    only_first, only_second = dict[str, str](), dict[str, str]()
     facts: dict[str, tuple[str, str]] = {}
     for cell in every_cell:
         if cell not in after:
-            only_first.append(_alone(names[cell], cell, second))
+            only_first[names[cell]] = _unusable(cell, second)
         elif cell not in before:
-            only_second.append(_alone(names[cell], cell, first))
+            only_second[names[cell]] = _unusable(cell, first)
         else:
             common.append(_difference(names[cell], before[cell], after[cell], baselines))
             _, runs_before = before[cell][-1]
             _, runs_after = after[cell][-1]
             facts = _facts_apart(runs_before, runs_after) | facts
-    return Differences(_judged(common), tuple(only_first), tuple(only_second), facts)
+    return Differences(_judged(common), only_first, only_second, facts)
 
 
 def _facts_apart(before: Runs, after: Runs) -> dict[str, tuple[str, str]]:
@@ -220,7 +273,7 @@ def _difference(
     baselines: Mapping[int, Baselines],
 ) -> CellDifference:
     """Return a difference without a verdict; `why` says why it can get none."""
-    numbers, doubts, repeated = [], [], []
+    numbers, doubts, repeated, all_suspect = [], [], [], []
     for study, inputs in zip(STUDIES, (before, after), strict=True):
         each, runs = inputs[-1]
         numbers.append(_numbers(runs, baselines[id(each.study)]))
@@ -230,6 +283,8 @@ def _difference(
                 codes |= dict.fromkeys(record.validity.against)
         if codes:
             doubts.append(f"suspect in {study}: {', '.join(codes)}")
+        if all(record.validity.verdict == "suspect" for record in runs.records):
+            all_suspect.append(study)
         if len(inputs) > 1:
             repeated.append(study)
     first, second = numbers
@@ -246,18 +301,25 @@ def _difference(
         why = "no rate that both measured"
     elif repeated:
         why = (
-            f"{repeated[0]} has this cell on several machines or with several versions; the last "
-            "is shown"
+            f"{repeated[0]} has it on several machines or with several versions; the last is shown"
         )
-    elif first[metric].error is None and second[metric].error is None:
-        why = NO_SCATTER.format("either study")
-    elif first[metric].error is None:
-        why = NO_SCATTER.format(STUDIES[0])
-    elif second[metric].error is None:
-        why = NO_SCATTER.format(STUDIES[1])
+    unknown = []
+    for study, side in zip(STUDIES, numbers, strict=True):
+        if metric and side[metric].error is None:
+            unknown.append(study)
+    if unknown and not why:
+        why = NO_SCATTER.format(" and ".join(unknown))
     gpus = before[-1][1].gpus
     return CellDifference(
-        name, gpus, metric, first, second, steps, why=why, doubts="; ".join(doubts)
+        name,
+        gpus,
+        metric,
+        first,
+        second,
+        steps,
+        why=why,
+        doubts="; ".join(doubts),
+        all_suspect=" and ".join(all_suspect),
     )
 
 
@@ -314,6 +376,7 @@ def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
     is_seen = iter(significant(chances, 1 - LEVEL))
     judged = []
     for cell in cells:
+        cell = replace(cell, tests=len(cells))
         if cell.why:
             judged.append(cell)
             continue
@@ -331,10 +394,10 @@ def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
     return tuple(judged)
 
 
-def _alone(name: str, cell: CellId, inputs: Sequence[StudyInput]) -> str:
-    """Return the name of a cell of one study alone, with why the other's cannot be used."""
+def _unusable(cell: CellId, inputs: Sequence[StudyInput]) -> str:
+    """Return why the cell of some inputs cannot be used; empty where they have none."""
     for each in inputs:
         for record, why in each.study.left_out:
             if not record.usable and cell_id(record.cell, each.hosts) == cell:
-                return f"{name} (the other study's is not usable: {why})"
-    return name
+                return why
+    return ""

@@ -25,12 +25,14 @@ from analysis.study.study import Study, refuse_no_folder, unreadable_files
 from benchmarks.record import CellFolder, Record, read_study, record_paths
 from conf.cell import compress_hosts
 from conf.options import to_text
+from conf.targets import split
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)  # LABEL=FOLDER
 ATTEMPT = re.compile(r"attempt-\d+")
 Check = Callable[[Record, CellFolder], Record]
 MOST = 3  # values of one fact that are named
 NOT_KNOWN = "not known"
+CODE = "code: "  # before the user's own file, of which records have the hash
 GPUS = "GPU UUIDs"  # tells two machines with equal hardware and host names apart
 # In the order in which they are shown.
 FACTS = (
@@ -217,7 +219,9 @@ def records_facts(records: Iterable[Record]) -> dict[str, frozenset[str]]:
         for name in NO_OPTIONS:
             cell.pop(name, None)
         for group, rules in record.cell.declared.items():
-            cell[f"{group}.sha256"] = rules.get("sha256", "none")
+            module, _ = split(rules.get("target", group))
+            file = f"{module.replace('.', '/') or group}.py"
+            cell[f"{CODE}{file}"] = rules.get("sha256", "none")
         environment = dict(record.environment)
         for name in OF_STUDIES:
             environment.pop(name, None)
