@@ -1,10 +1,11 @@
 """How long a step is by the stream on which its gradients are copied: `.ci/gpu/queues.py CASE`.
 
 ResNet-50, batch 128, bf16 autocast, one GPU, without Ringside. CASE: `none` copies nothing; `first`
-reduce-scatters and gathers in the first NCCL communicator of the process, a group of one rank,
+reduce-scatters and gathers in the first NCCL communicator of the process, a group of all ranks,
 `second` in a second one; `copies` copies on a plain stream. Prints a line of JSON: medians of two
 windows, and what torch.profiler sees of each stream in steps after them. Set
-CUDA_DEVICE_MAX_CONNECTIONS to change the number of hardware queues (CUDA: 8).
+CUDA_DEVICE_MAX_CONNECTIONS to change the number of hardware queues (CUDA: 8). Alone it is one rank;
+`torchrun --nproc-per-node 2 --no-python python .ci/gpu/queues.py CASE` runs it on two GPUs.
 """
 
 import itertools
@@ -29,12 +30,12 @@ MOST_GAP_US = 30.0  # longer ones are waits for the host
 
 def exchange_of(case: str, elements: int) -> Callable[[torch.Tensor], None]:
     """Return what a case does with a step's gradients, (elements,) on the GPU."""
-    shares = torch.zeros(elements, device="cuda")
+    shares = torch.zeros(elements // dist.get_world_size(), device="cuda")
     group = dist.group.WORLD
     stream = torch.cuda.Stream()
     if case == "second":
         dist.all_reduce(torch.zeros(1024, device="cuda"))
-        group = dist.new_group([0])
+        group = dist.new_group()
 
     def collectives(gradients: torch.Tensor) -> None:
         for operation, output, source in (
@@ -47,8 +48,8 @@ def exchange_of(case: str, elements: int) -> Callable[[torch.Tensor], None]:
     def copies(gradients: torch.Tensor) -> None:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            shares.copy_(gradients)
-            gradients.copy_(shares)
+            shares.copy_(gradients[: shares.numel()])
+            gradients[: shares.numel()].copy_(shares)
         torch.cuda.current_stream().wait_stream(stream)
 
     if case == "none":
@@ -58,14 +59,21 @@ def exchange_of(case: str, elements: int) -> Callable[[torch.Tensor], None]:
 
 def main(case: str) -> None:
     """Time a case."""
-    with tempfile.NamedTemporaryFile() as meeting:
-        dist.init_process_group("nccl", f"file://{meeting.name}", rank=0, world_size=1)
+    if "RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+    else:
+        with tempfile.NamedTemporaryFile() as meeting:
+            dist.init_process_group("nccl", f"file://{meeting.name}", rank=0, world_size=1)
     network = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
     images = torch.randn(BATCH, 3, 224, 224, device="cuda")
     images = images.to(memory_format=torch.channels_last)
     targets = torch.randint(1000, (BATCH,), device="cuda")
-    gradients = torch.zeros(sum(weight.numel() for weight in network.parameters()), device="cuda")
+    elements = sum(weight.numel() for weight in network.parameters())
+    # Every rank takes an equal share.
+    padding = -elements % dist.get_world_size()
+    gradients = torch.zeros(elements + padding, device="cuda")
     exchange = exchange_of(case, gradients.numel())
 
     def steps_ms(count: int) -> list[float]:
@@ -76,7 +84,8 @@ def main(case: str) -> None:
             with torch.autocast("cuda", torch.bfloat16):
                 loss = torch.nn.functional.cross_entropy(network(images), targets)
             loss.backward()
-            torch.cat([weight.grad.flatten() for weight in network.parameters()], out=gradients)
+            flat = [weight.grad.flatten() for weight in network.parameters()]
+            torch.cat(flat, out=gradients[:elements])
             exchange(gradients)
             optimizer.step()
         torch.cuda.synchronize()
@@ -85,6 +94,7 @@ def main(case: str) -> None:
     steps_ms(WARM_UP_STEPS)
     row: dict[str, Any] = {
         "case": case,
+        "ranks": dist.get_world_size(),
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", ""),
         "ms": [round(statistics.median(steps_ms(STEPS)), 3) for _ in range(2)],
     }
@@ -106,7 +116,8 @@ def main(case: str) -> None:
             "busy_ms": round(busy_ms, 3),
             "gap_us": round(statistics.median(gaps_us or [0.0]), 3),
         }
-    print(json.dumps(row), flush=True)
+    if dist.get_rank() == 0:
+        print(json.dumps(row), flush=True)
     os._exit(0)  # a process group that is destroyed may wait for its threads
 
 
