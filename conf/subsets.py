@@ -26,9 +26,9 @@ CPU_SLOTS = 8  # for CPU workers, of a machine without GPUs
 NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
-PLAIN_WORDS = ("all", "each", "pairs", "scale")
+PLAIN_WORDS = ("all", "each", "neighbours", "pairs", "scale")
 GPU_WORD = re.compile(
-    r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst|worst_order):[1-9][0-9]{0,3}"
+    r"all|each|neighbours|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst|worst_order):[1-9][0-9]{0,3}"
 )
 # One subset is `0+3`, `[0,3]` or `'0,3'`; quotes are also accepted around each device of a list.
 TOKEN = r"[0-9A-Za-z_:.-]+"
@@ -42,6 +42,7 @@ PARTS = re.compile(rf"(?:{PART.pattern})(?:,(?:{PART.pattern}))*")
 GPU_WORDS = {
     "all": "every device, as one subset",
     "each": "every device alone",
+    "neighbours": "every device with the next one: 0,1 and 2,3",
     "pairs": "every two devices",
     "scale": "the first 1, 2, 4, … devices, and all",
     "classes": "one subset for each way in which links join GPUs, of every size",
@@ -51,8 +52,8 @@ GPU_WORDS = {
     "worst_order:4": "the GPUs of best:4 in the order that makes their ring slowest",
 }
 GPU_FORMS = (
-    "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, pairs, scale, "
-    "best:2, worst:2, worst_order:4, classes, classes:2"
+    "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, neighbours, "
+    "pairs, scale, best:2, worst:2, worst_order:4, classes, classes:2"
 )
 
 
@@ -185,6 +186,9 @@ def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
         return [members]
     if word == "each":
         return [(member,) for member in members]
+    if word == "neighbours":
+        firsts = range(0, len(members), 2)
+        return [members[max(0, min(first, len(members) - 2)) :][:2] for first in firsts]
     if word == "pairs":
         return list(itertools.combinations(members, 2))
     if word == "scale":
@@ -194,17 +198,18 @@ def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
 
 
 COUNT = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
-NODE_WORD = re.compile(rf"{COUNT.pattern}|all|each|pairs|scale", re.ASCII)
+NODE_WORD = re.compile(rf"{COUNT.pattern}|all|each|neighbours|pairs|scale", re.ASCII)
 NODE_WORDS = {
     "2": "the first two hosts; 1,2: one host, then two",
     "all": "every host, as one set",
     "each": "every host alone",
+    "neighbours": "every host with the next one",
     "pairs": "every two hosts",
     "scale": "the first 1, 2, 4, … hosts, and all",
 }
 NODE_FORMS = (
     "write one set of hosts as nodes=a,b, several as nodes=a+b,a+c, a number of hosts as nodes=2, "
-    "or a word: all, each, pairs, scale"
+    "or a word: all, each, neighbours, pairs, scale"
 )
 LARGEST_BYTES = 1 << 20  # of a file of hosts
 MOST_HOSTS = 4096

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from analysis.console import SafeConsole
 from analysis.study.noise_floor import of_other_studies
+from analysis.study.study import Study
 from analysis.text import single_line
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Kind, Record
@@ -297,11 +298,18 @@ class SweepRun:
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         finished = {record.cell_key for record in self.measured if record.state == "finished"}
         unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
+        slow: list[str] = []
+        if self.config.health:
+            from analysis.findings.health import health  # needs numpy
+
+            study = Study.of([*self.done.values(), *self.measured])
+            slow, compared = health(study, self.config.validity.slow_rank_limit)
+            findings = (*slow, compared, *findings)
         print_summary(self.console, self.study, self.measured, unfinished, findings, where)
         status = exit_status(
             [*self.done.values(), *self.measured],
             self.stopping() or self._too_short,
-            self._incomplete or not self._writable,
+            self._incomplete or not self._writable or bool(slow),
             len(self.held),
             self.config.validity.strict,
         )
