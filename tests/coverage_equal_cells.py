@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from analysis.findings.between_studies import FASTER, SLOWER, UNKNOWN, cell_id, differences
+from analysis.findings.between_studies import cell_id, differences
 from analysis.findings.study_inputs import StudyInput
+from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN
 from analysis.study.provenance import gpus_of
 from analysis.study.study import Study, open_study

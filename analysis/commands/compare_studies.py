@@ -21,11 +21,8 @@ from analysis.console import console
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.between_studies import (
     FAIL,
-    FASTER,
     INCONCLUSIVE,
     PASS,
-    SLOWER,
-    UNKNOWN,
     CellDifference,
     Differences,
     differences,
@@ -47,6 +44,7 @@ from analysis.report.sections.comparisons_section import (
 )
 from analysis.report.sections.comparisons_section import unit_of as unit_of_metric
 from analysis.report.table import Column, Table
+from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN, of_unit, short_names, unit_of
 from analysis.text import count, first_lines, join_words, markdown, single_line
 from analysis.verification.quick import QuickCheck

@@ -13,17 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import stdtr
 
 from analysis.findings.baselines import EFFICIENCY, Baselines, efficiency
 from analysis.findings.communication import EXCHANGE
-from analysis.findings.comparisons import smallest_change
 from analysis.findings.scaling import log_speedup
 from analysis.findings.study_inputs import StudyInput, records_facts
-from analysis.statistics.tests import significant
 from analysis.study.conditions import chosen_options, differing_names, request_of
-from analysis.study.draws import MEASURED, Sample
-from analysis.study.intervals import LEVEL, WIDEST, Estimate, of_median, quantile
+from analysis.study.draws import MEASURED
+from analysis.study.intervals import LEVEL, Estimate, of_median
+from analysis.study.measured_numbers import (
+    SLOWER,
+    UNKNOWN,
+    MeasuredNumber,
+    is_known,
+    judge,
+    measured,
+    significant,
+)
 from analysis.study.names import BETWEEN, format_option, gpu_list
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
@@ -35,64 +41,11 @@ from conf.options import to_text
 # The GPUs in rank order, and what was asked in words that are the same for every version.
 CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
-FASTER, SLOWER, EQUAL, UNKNOWN = "faster", "slower", "no difference seen", "cannot tell"
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"  # of a comparison with a limit
-BY_CHANCE = "its own interval excludes 0, but among this many configurations that can be chance"
 NO_SCATTER = "too few repeats in {} to know its run-to-run variation; use repeats=3"
-FEWEST_RUNS = 2  # of a cell on each side: of fewer nobody knows how far they scatter
 FEWEST_REPEATS = 3  # that alone give a cell a noise floor of its own
 MOST_REPEATS = 100  # that anybody would measure
 STUDIES = ("A", "B")
-
-
-@dataclass(frozen=True)
-class MeasuredNumber:
-    """A number, or a difference, with its standard error; of rates and times of the logarithm."""
-
-    value: float
-    runs: int
-    error: float | None = None  # None: the scatter between runs is not known
-    freedom: float = math.inf  # degrees of freedom of the error
-    logarithm: bool = True
-
-    @property
-    def plain(self) -> float:
-        """The number itself."""
-        return math.exp(self.value) if self.logarithm else self.value
-
-    def minus(self, first: "MeasuredNumber") -> "MeasuredNumber":
-        """Return the difference from the first; its degrees of freedom are Welch's."""
-        value, runs = self.value - first.value, min(self.runs, first.runs)
-        if self.error is None or first.error is None:
-            return MeasuredNumber(value, runs, logarithm=self.logarithm)
-        variances, freedom = (first.error**2, self.error**2), math.inf
-        parts = variances[0] ** 2 / first.freedom + variances[1] ** 2 / self.freedom
-        if parts:
-            freedom = sum(variances) ** 2 / parts
-        return MeasuredNumber(value, runs, math.sqrt(sum(variances)), freedom, self.logarithm)
-
-    @property
-    def chance(self) -> float:
-        """The two-sided p of a difference: the chance of so large a one between equal cells."""
-        if self.error is None:
-            return math.nan
-        if not self.error:
-            return float(not self.value)
-        return float(2 * stdtr(self.freedom, -abs(self.value) / self.error))
-
-    def estimate(self) -> Estimate:
-        """Return a difference with its 95 % interval: of a rate or time as a share of the first."""
-        ends = [0.0]
-        if self.error is not None:
-            half = min(quantile(self.freedom) * self.error, WIDEST)
-            ends += [-half, half]
-        values = []
-        for end in ends:
-            value = self.value + end
-            if self.logarithm:
-                value = math.expm1(max(-WIDEST, min(value, WIDEST)))
-            values.append(value)
-        return Estimate(*values)
 
 
 @dataclass(frozen=True)
@@ -127,9 +80,9 @@ class CellDifference:
         """The standard error of a difference of single runs; None where no side shows it."""
         variances = []
         for side in (self.first, self.second):
-            measured = side.get(self.metric)
-            if measured is not None and measured.error is not None:
-                variances.append(measured.error**2 / of_median(measured.runs))
+            number = side.get(self.metric)
+            if number is not None and number.error is not None:
+                variances.append(number.error**2 / of_median(number.runs))
         return math.sqrt(2 * statistics.mean(variances)) if variances else None
 
     def is_regression(self, limit: float) -> bool:
@@ -158,7 +111,8 @@ class CellDifference:
             return None
         for runs in range(FEWEST_REPEATS, MOST_REPEATS + 1):
             error = scatter * math.sqrt(of_median(runs))
-            if smallest_change(error, 2 * (runs - 1), self.tests) <= limit:
+            step = MeasuredNumber(0.0, runs, error, 2 * (runs - 1))
+            if step.smallest_change(self.tests) <= limit:
                 return runs
         return None
 
@@ -293,10 +247,10 @@ def _difference(
         main = _main_metric(runs)
         if main in first and main in second:
             metric = main
-    for quantity, measured in first.items():
+    for quantity, number in first.items():
         # Efficiencies may be against some of the members alone.
-        if quantity in second and _against(measured) == _against(second[quantity]):
-            steps[quantity] = second[quantity].minus(measured)
+        if quantity in second and _against(number) == _against(second[quantity]):
+            steps[quantity] = second[quantity].minus(number)
     if not metric:
         why = "no rate that both measured"
     elif repeated:
@@ -323,36 +277,26 @@ def _difference(
     )
 
 
-def _against(measured: MeasuredNumber) -> object:
-    return getattr(measured.value, "of", ())
+def _against(number: MeasuredNumber) -> object:
+    return getattr(number.value, "of", ())
 
 
 def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
     """Return {metric: number} of a cell: its main rate, its exchange, its efficiency."""
     numbers = {}
     for name in (_main_metric(runs), EXCHANGE):
-        values = runs.logarithms(name)
-        if values:
-            numbers[name] = MeasuredNumber(statistics.median(values), len(values))
-            sample = Sample(numbers[name].value, runs.floor(name), len(values))
-            if sample.floor is not None and _is_known(sample):
-                error = sample.floor.deviation * math.sqrt(of_median(len(values)))
-                freedom = sample.floor.freedom
-                numbers[name] = replace(numbers[name], error=error, freedom=freedom)
+        number = measured(runs, name)
+        if number is not None:
+            numbers[name] = number
     speedup = log_speedup(runs, baselines)
     if speedup is not None:
         share = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone)
         efficient = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
         samples = [speedup.rate, *speedup.alone.values()]
-        if speedup.draws is not None and all(map(_is_known, samples)):
+        if speedup.draws is not None and all(map(is_known, samples)):
             efficient = replace(efficient, error=float(np.std(speedup.draws[MEASURED])) * share)
         numbers[EFFICIENCY] = efficient
     return numbers
-
-
-def _is_known(sample: Sample) -> bool:
-    """Return whether the runs of a cell show how far they differ: they, and no others."""
-    return sample.runs >= FEWEST_RUNS and sample.floor is not None and not sample.floor.lenders
 
 
 def _main_metric(runs: Runs) -> str:
@@ -372,7 +316,7 @@ def _main_metric(runs: Runs) -> str:
 
 def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
     tested = [cell for cell in cells if not cell.why]
-    chances = np.array([cell.steps[cell.metric].chance for cell in tested], dtype=float)
+    chances = [cell.steps[cell.metric].chance for cell in tested]
     is_seen = iter(significant(chances, 1 - LEVEL))
     judged = []
     for cell in cells:
@@ -381,15 +325,9 @@ def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
             judged.append(cell)
             continue
         step, change = cell.steps[cell.metric], cell.change
-        assert change is not None and change.low is not None and change.high is not None
-        verdict, why, seen = EQUAL, "", next(is_seen)
-        if seen and change.value > 0:
-            verdict = FASTER
-        elif seen:
-            verdict = SLOWER
-        elif not change.low <= 0 <= change.high:
-            why = BY_CHANCE
-        smallest = float(smallest_change(step.error, step.freedom, len(tested)))
+        assert change is not None
+        verdict, why = judge(change, next(is_seen))
+        smallest = step.smallest_change(len(tested))
         judged.append(replace(cell, verdict=verdict, smallest=smallest, why=why))
     return tuple(judged)
 

@@ -1,27 +1,34 @@
 """Which of two cells is faster: their runs against each other, and the noise floor.
 
 Two cells are compared if they belong to the same benchmark, do the same amount of work and differ
-in exactly one asked thing on the same GPUs. The test is on the logarithms of the primary rate in
-whole runs, with the turns as blocks (analysis.statistics.tests); where no turns connect two cells
-it is Welch's, unpaired. All tests of a study are one family (Holm 1979).
+in exactly one asked thing on the same GPUs. The scatter is that of the two cells within common
+turns (randomised blocks: Fisher 1935), or the noise floor of each one's own group: no other cell
+lends its own. All tests of a study are one family (Holm 1979).
 """
 
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
-from typing import Any
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from analysis.findings.links import transport_of
-from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted, significant
 from analysis.study import names as labels
 from analysis.study.conditions import chosen_options, differing_names
-from analysis.study.intervals import LEVEL, WIDEST, Estimate, half_width
+from analysis.study.intervals import LEVEL, Estimate, half_width
+from analysis.study.measured_numbers import (
+    FASTER,
+    FEWEST_RUNS,
+    NO_DIFFERENCE,
+    SLOWER,
+    MeasuredNumber,
+    judge,
+    measured,
+    significant,
+)
 from analysis.study.noise_floor import FloorGroup
 from analysis.study.rates import IMAGES_PER_SECOND, Rate
 from analysis.study.runs import Key, Runs, grouped
@@ -30,11 +37,10 @@ from analysis.text import count
 from benchmarks.record import Record, metrics
 from conf.cell import Member
 
-VERDICTS = ("faster", "slower", "no difference seen")
+VERDICTS = (FASTER, SLOWER, NO_DIFFERENCE)
 
 PREFIX = "nccl."  # of the names of NCCL's settings in a key
 EXCHANGE = "comm/exchange_ms"
-POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
 MOST_VALUES = 8  # of one thing; of more, every one is compared with the first alone
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
@@ -43,11 +49,9 @@ NOT_COMPARED = (
     *(PREFIX, *BATCH),
 )
 SINGLE = "a single run gives no verdict (repeats=5 does)"
-CHANCE = "its interval excludes 0, but among so many comparisons that can be chance"
+FEWEST_TURNS = 5  # of fewer the noise floors tell more than differences within the turns
 FEWEST_EQUAL = 3  # runs of a group, of which one can be called noisy
 TIMES_AS_NOISY = 3  # its interval inside against those of equal runs
-NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
-UNPAIRED = "no sweep measured both cells in turn: a drift of the machine would look the same"
 SEPARATE = "one cell was measured before the other: a change of the machine would look the same"
 
 
@@ -123,96 +127,25 @@ class Pair:
     second: Runs
 
 
-@dataclass(frozen=True)
-class Tests:
-    """The tests of several pairs, an entry each; NaN but for `difference` where there is none."""
-
-    difference: Floats  # of the logarithms, second − first
-    error: Floats  # its standard error
-    freedom: Floats  # degrees of freedom
-    in_turns: Flags  # whether the turns are blocks; otherwise the test is unpaired
-
-    @staticmethod
-    def of(study: Study, compared: Sequence[Pair]) -> "Tests":
-        """Test every pair: with the turns as blocks where they connect its cells, else unpaired."""
-        difference, error, freedom = np.full((3, len(compared)), math.nan)
-        models = turn_models(study)
-        families: dict[Hashable, list[int]] = defaultdict(list)
-        for at, pair in enumerate(compared):
-            families[family(pair.first)].append(at)
-        for name, members in families.items():
-            cells, model = models[name]
-            firsts, seconds = [], []
-            for at in members:
-                firsts.append(cells[id(compared[at].first)])
-                seconds.append(cells[id(compared[at].second)])
-            contrasts = model.contrasts(np.array(firsts), np.array(seconds))
-            difference[members] = contrasts.difference
-            error[members] = contrasts.error
-            freedom[members] = contrasts.freedom
-        in_turns = np.isfinite(error)
-        for at, pair in enumerate(compared):
-            first, second = np.array(pair.first.log_rates), np.array(pair.second.log_rates)
-            repeated = min(len(first), len(second)) > 1
-            in_turns[at] &= repeated
-            if in_turns[at]:
-                continue
-            difference[at] = second.mean() - first.mean()
-            error[at] = freedom[at] = math.nan
-            if repeated:  # Welch 1947
-                parts = np.array([first.var(ddof=1) / len(first), second.var(ddof=1) / len(second)])
-                error[at], freedom[at] = np.sqrt(parts.sum()), len(first) + len(second) - 2.0
-                if parts.sum():
-                    own = (parts**2 / np.array([len(first) - 1, len(second) - 1])).sum()
-                    freedom[at] = parts.sum() ** 2 / own
-        return Tests(difference, error, freedom, in_turns)
-
-
-def smallest_change(error: Any, freedom: Any, tests: int) -> Any:
-    """Return the smallest change of a rate, as a share, that runs could have shown in `tests`.
-
-    `error` is the standard error of the difference of two logarithms, a number or an array.
-    """
-    level = (1 - LEVEL) / max(1, tests)
-    errors = stdtrit(freedom, 1 - level / 2) + stdtrit(freedom, POWER)
-    return np.expm1(np.minimum(errors * error, WIDEST))
-
-
 def comparisons(study: Study) -> tuple[Comparison, ...]:
-    """Return a verdict for every pair of cells that may be compared."""
-    compared = list(pairs(study))
-    tests = Tests.of(study, compared)
-    tested = np.isfinite(tests.error)
-    seen = np.zeros(len(compared), dtype=bool)
-    seen[tested] = significant(chances(tests)[tested], 1 - LEVEL)
-    halves = np.minimum(stdtrit(tests.freedom, (1 + LEVEL) / 2) * tests.error, WIDEST)
-    smallest_changes = smallest_change(tests.error, tests.freedom, int(tested.sum()))
+    """Return every pair of cells that may be compared, with a verdict where their runs give one."""
+    compared, rates = list(pairs(study)), RateSteps(study)
+    steps = [rates.step(pair.first, pair.second) for pair in compared]
+    chances = [step.chance for step in steps if step.error is not None]
+    is_seen = iter(significant(chances, 1 - LEVEL))
     verdicts = []
-    for at, pair in enumerate(compared):
-        difference, half = min(max(float(tests.difference[at]), -WIDEST), WIDEST), halves[at]
-        estimate, verdict, why = Estimate(math.expm1(difference)), "", SINGLE
-        smallest = None
-        if tested[at]:
-            ends = (math.expm1(difference - half), math.expm1(difference + half))
-            estimate, reasons = Estimate(estimate.value, *ends), []
-            verdict = "no difference seen"
-            if seen[at]:
-                verdict = "faster" if difference > 0 else "slower"
-            elif 0 < half < abs(difference):
-                reasons.append(CHANCE)
-            if not tests.in_turns[at]:
-                first = [record.started_at for record in pair.first.records]
-                second = [record.started_at for record in pair.second.records]
-                are_separate = max(first) < min(second) or max(second) < min(first)
-                if seen[at] and are_separate:
-                    reasons.append(SEPARATE)
-                else:
-                    reasons.append(UNPAIRED)
-            why, smallest = "; ".join(reasons), float(smallest_changes[at])
+    for pair, step in zip(compared, steps, strict=True):
+        difference, smallest, verdict = step.estimate(), None, ""
+        why = why_no_verdict(study, pair.first) or why_no_verdict(study, pair.second)
+        if step.error is not None:
+            smallest = step.smallest_change(len(chances))
+            verdict, why = judge(difference, next(is_seen))
+            if verdict != NO_DIFFERENCE and measured_apart(pair.first, pair.second):
+                why = SEPARATE
         comparison = Comparison(
             first=labels.side_label(study, pair.first, pair.differing, pair.subject),
             second=labels.side_label(study, pair.second, pair.differing, pair.subject),
-            difference=estimate,
+            difference=difference,
             smallest=smallest,
             verdict=verdict,
             why=why,
@@ -229,6 +162,84 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     return tuple(verdicts)
 
 
+class RateSteps:
+    """The differences between the rates of a study's cells, second − first, as logarithms."""
+
+    def __init__(self, study: Study) -> None:
+        """Find the turns of each sweep: the runs with one repeat, every cell once.
+
+        A sweep whose turns overlap in time did not measure in turns.
+        """
+        sweeps: dict[str, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+        rates = {}
+        for runs in study.rated:
+            for record, rate in zip(runs.rated_records, runs.log_rates, strict=True):
+                rates[id(record)] = id(runs), rate
+                if not record.drift:
+                    sweeps[record.sweep_id][record.cell.repeat].append(record)
+        # {id() of runs: {id of the turn's first record: rate}}
+        self._of_turns: dict[int, dict[str, float]] = defaultdict(dict)
+        for repeats in sweeps.values():
+            turns = sorted(repeats.values(), key=lambda turn: turn[0].started_at)
+            starts = [[record.started_at for record in turn] for turn in turns]
+            if any(max(earlier) >= min(later) for earlier, later in pairwise(starts)):
+                continue
+            for turn in turns:
+                for record in turn:
+                    cell, rate = rates[id(record)]
+                    self._of_turns[cell][turn[0].record_id] = rate
+        self._groups = grouped(study.rated, lambda runs: (runs.rate, runs.group))
+
+    def step(self, first: Runs, second: Runs) -> MeasuredNumber:
+        """Return the difference of two cells, within FEWEST_TURNS common turns, else of medians.
+
+        Within turns the scatter is that of the two; of cells of one group that of the whole group.
+        Else it is the noise floor of each one's own group.
+        """
+        turns = self._of_turns[id(first)].keys() & self._of_turns[id(second)].keys()
+        if len(turns) >= FEWEST_TURNS:
+            return self._within(sorted(turns), first, second)
+        numbers = [measured(runs, runs.rate.metric) for runs in (first, second)]
+        assert numbers[0] is not None and numbers[1] is not None
+        step = numbers[1].minus(numbers[0])
+        if first.rate.is_time:
+            return replace(step, value=-step.value)
+        return step
+
+    def _within(self, turns: Sequence[str], first: Runs, second: Runs) -> MeasuredNumber:
+        cells = [first, second]
+        if first.group == second.group and not first.suspect and not second.suspect:
+            for runs in self._groups[first.rate, first.group]:
+                has_all = self._of_turns[id(runs)].keys() >= set(turns)
+                if has_all and not runs.suspect and runs not in cells:
+                    cells.append(runs)
+        rates = np.array([[self._of_turns[id(runs)][turn] for turn in turns] for runs in cells])
+        means = rates.mean(axis=1)
+        rest = rates - means[:, None]
+        rest -= rest.mean(axis=0)
+        freedom = (len(cells) - 1) * (len(turns) - 1)
+        error = math.sqrt(2 * float((rest**2).sum()) / freedom / len(turns))
+        return MeasuredNumber(float(means[1] - means[0]), len(turns), error, freedom)
+
+
+def measured_apart(first: Runs, second: Runs) -> bool:
+    """Return whether all runs of one cell started before those of the other."""
+    starts = [[record.started_at for record in runs.records] for runs in (first, second)]
+    return max(starts[0]) < min(starts[1]) or max(starts[1]) < min(starts[0])
+
+
+def why_no_verdict(study: Study, runs: Runs) -> str:
+    """Return why the runs of a cell do not show how far they differ; empty where they do."""
+    name, floor = labels.label(study, runs), runs.floor(runs.rate.metric)
+    if len(runs.log_rates) < FEWEST_RUNS:
+        return SINGLE
+    if floor is None:
+        return f"too few runs of {name} show how far they differ (repeats=5 does)"
+    if floor.lenders:
+        return f"how far runs of {name} differ is lent by {floor.lent_by} (repeats=5 shows it)"
+    return ""
+
+
 def _larger_floor(pair: Pair) -> float | None:
     widths = []
     for runs in (pair.first, pair.second):
@@ -236,64 +247,6 @@ def _larger_floor(pair: Pair) -> float | None:
         if floor is not None:
             widths.append(math.expm1(half_width(floor, 1)))
     return max(widths, default=None)
-
-
-def family(runs: Runs) -> Hashable:
-    """Return a key of cells whose scatter is pooled: of one rate, one model and one machine."""
-    return runs.rate, runs.request.get("model.name"), runs.machine
-
-
-def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]]:
-    """Return the fit of every family, and the numbers of its cells, by the id() of their runs."""
-    turns = _turns(study)
-    models = {}
-    for name, members in grouped(study.rated, family).items():
-        values, cells, turn_of, times = [], [], [], []
-        cell_of = {}
-        for cell, runs in enumerate(members):
-            cell_of[id(runs)] = cell
-            for record, value in zip(runs.rated_records, runs.log_rates, strict=True):
-                values.append(value)
-                cells.append(cell)
-                turn_of.append(turns.get(id(record), NO_TURN))
-                times.append(record.started_at)
-        models[name] = (cell_of, fitted(values, cells, turn_of, times))
-    return models
-
-
-def _turns(study: Study) -> dict[int, int]:
-    """Return {id(record): its turn}, the records of one sweep with one repeat.
-
-    A sweep whose turns overlap in time did not measure in turns; its records are absent.
-    """
-    sweeps: dict[str, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for runs in study.rated:
-        for record in runs.records:
-            if not record.drift:
-                sweeps[record.sweep_id][record.cell.repeat].append(record)
-    turn_of: dict[int, int] = {}
-    count = 0
-    for turns in sweeps.values():
-        spans: list[tuple[float, float]] = []
-        of_sweep: dict[int, int] = {}
-        for turn in turns.values():
-            of_sweep |= dict.fromkeys(map(id, turn), count + len(spans))
-            times = [record.started_at for record in turn]
-            spans.append((min(times), max(times)))
-        spans.sort()
-        if all(earlier[1] < later[0] for earlier, later in pairwise(spans)):
-            turn_of |= of_sweep
-            count += len(spans)
-    return turn_of
-
-
-def chances(tests: Tests) -> Floats:
-    """Return two-sided p of every test: the chance of so large a difference between equal cells."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        chance = 2 * stdtr(tests.freedom, -np.abs(tests.difference / tests.error))
-    certain = np.where(np.abs(tests.difference) < NO_SCATTER, 1.0, 0.0)
-    chance = np.where(tests.error < NO_SCATTER, certain, chance)
-    return np.asarray(chance, dtype=np.float64)
 
 
 def pairs(study: Study) -> Iterator[Pair]:

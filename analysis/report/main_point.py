@@ -13,6 +13,7 @@ from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.findings.waterfall import Waterfall, WaterfallPart
 from analysis.study.intervals import Estimate
+from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER
 from analysis.study.names import short_names, spoken
 from analysis.study.rates import is_of_training
 from analysis.study.runs import Key
@@ -20,7 +21,6 @@ from analysis.study.study import Study
 from analysis.text import single_line
 
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
-NO_DIFFERENCE = "no difference seen"  # a verdict
 MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no verdict
 
 
@@ -61,7 +61,7 @@ class Judged(NamedTuple):
         verdict = self.comparison.verdict
         if self.is_second:
             return verdict
-        return {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+        return {FASTER: SLOWER, SLOWER: FASTER}.get(verdict, verdict)
 
     @property
     def other_name(self) -> str:
@@ -104,7 +104,7 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     chosen, *rivals = sorted(equals, key=default_first)
     for rival in sorted(rivals, key=lambda each: -each.point.rate.value):
         for judged in judged_of(findings, rival.point):
-            if judged.other_key == chosen.point.key and judged.verdict == "faster":
+            if judged.other_key == chosen.point.key and judged.verdict == FASTER:
                 return rival
     return chosen
 
@@ -133,7 +133,7 @@ def judgements(findings: Findings, point: Point) -> dict[str, list[Judged]]:
             continue
         verdict = judged.comparison.verdict
         if verdict != NO_DIFFERENCE:
-            verdict = "faster" if judged.change > 0 else "slower"
+            verdict = FASTER if judged.change > 0 else SLOWER
         by_verdict[verdict].append(judged)
     return by_verdict
 
@@ -191,7 +191,7 @@ def loss_against_none(findings: Findings, point: Point) -> Estimate | None:
             options = len(point.key.items() | judged.other_key.items())
             if nearest is None or options < fewest:
                 nearest, fewest = judged, options
-    if nearest is None or nearest.verdict != "slower":
+    if nearest is None or nearest.verdict != SLOWER:
         return None
     difference = nearest.comparison.difference
     losses = []

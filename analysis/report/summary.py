@@ -13,7 +13,6 @@ from analysis.findings.links import host_wires
 from analysis.findings.scaling import Point
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (
-    NO_DIFFERENCE,
     CurvePoint,
     effects_on,
     judgements,
@@ -28,6 +27,7 @@ from analysis.report.section import RATE, Section, median_and_interval, words_of
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
+from analysis.study.measured_numbers import NO_DIFFERENCE
 from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, unit_of
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named

@@ -6,15 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.findings.between_studies import (
-    EQUAL,
-    FASTER,
-    SLOWER,
-    UNKNOWN,
-    CellDifference,
-    Differences,
-    MeasuredNumber,
-)
+from analysis.findings.between_studies import CellDifference, Differences
 from analysis.findings.communication import (
     COST,
     DISAGREEMENT,
@@ -35,6 +27,7 @@ from analysis.report.section import RATE, Section, about_costs, about_intervals,
 from analysis.report.table import Column, Table, columns_of, metric_column
 from analysis.study.draws import scaled
 from analysis.study.intervals import half_width
+from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNOWN, MeasuredNumber
 from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, ran_alone, short_names
 from analysis.study.noise_floor import Floor, FloorGroup
 from analysis.study.rates import is_of_training
@@ -262,7 +255,7 @@ def differences(findings: Findings) -> str:
         return "No two cells of this study differ in one thing alone."
     if not judged:
         pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
-        return f"{pairs} in one thing alone, but single runs give no verdict."
+        return f"{pairs} in one thing alone, but too few runs of them are known for a verdict."
     if not real:
         line = f"No difference is seen in {count(len(judged), 'comparison')}"
         if least:
@@ -522,7 +515,7 @@ def verdict_words(cells: Sequence[CellDifference]) -> str:
     """Return `slower in 4, no difference seen in 2`."""
     verdicts = Counter(cell.verdict for cell in cells)
     words = []
-    for verdict in (SLOWER, FASTER, EQUAL, UNKNOWN):
+    for verdict in (SLOWER, FASTER, NO_DIFFERENCE, UNKNOWN):
         if verdicts[verdict]:
             words.append(f"{verdict} in {verdicts[verdict]:,}")
     return ", ".join(words)

@@ -1,1 +1,0 @@
-"""Statistics that know nothing of records: arrays in, arrays out."""
