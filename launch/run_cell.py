@@ -15,6 +15,7 @@ from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.schema import Config
+from launch.engines.agent_channel import AgentGone
 from launch.engines.engine import CellEngine, Job
 from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables
 from launch.nsys import Nsys
@@ -119,7 +120,11 @@ class CellRunner:
         limits, before = self.config.engine, ResourceSnapshot.take()
 
         def start() -> Job:
-            return self.engine.start(cell, folder, token, added, profiler, sampled)
+            try:
+                return self.engine.start(cell, folder, token, added, profiler, sampled)
+            except AgentGone as error:
+                self.note(f"{error}; another takes its place")
+                return self.engine.start(cell, folder, token, added, profiler, sampled)
 
         try:
             outcome = supervise.run(cell, folder, start, limits, self.stopping, progress)

@@ -40,7 +40,7 @@ from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
 from launch.engines.slurm import submit
 from launch.machine.facts import nccl_configuration
-from launch.machine.fleet import compare
+from launch.machine.fleet import compare, refuse_two_names
 from launch.machine.secrets import argument_without_secrets
 from launch.plan.estimate import does_not_fit, worded
 from launch.plan.expand import wanted_hosts
@@ -126,6 +126,10 @@ def prepared(
     engine = HostsEngine(limits, surrounding)
     try:
         fleet = engine.open_on(names, first.device)
+        if (
+            limits.name != "slurm"
+        ):  # which knows its nodes, and runs several on one machine for tests
+            refuse_two_names(fleet)
         notices = compare(fleet)
         planned = plan(requests, surrounding, fleet)
         engine.meet([entry.cell for entry in planned.cells])

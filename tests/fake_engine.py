@@ -3,6 +3,7 @@
 A cell takes milliseconds: `supervised(tmp_path, FakeEngine(starts, begins, is_done, ends(0)))`.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -96,13 +97,13 @@ class FakeJob:
         return self.engine.survivors
 
 
-def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, **limits):
+def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, hosts=(), **limits):
     """Supervise a job; returns (outcome, job, seconds on its clock)."""
     folder = CellFolder(tmp_path / "cell").make()
     strategy = None
     if servers:
         strategy = {"name": "kvstore_dist_sync", "bucket_cap_mb": 25, "servers": servers}
-    cell = make_cell(tuple(range(ranks)), strategy)
+    cell = dataclasses.replace(make_cell(tuple(range(ranks)), strategy), hosts=hosts)
     began, asked = engine.clock.now, Engine(**LIMITS | limits)
     outcome = supervise.run(
         cell,

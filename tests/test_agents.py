@@ -1,6 +1,5 @@
 """The agent that serves a sweep: what it forks, what it hands on, what a launcher believes."""
 
-import base64
 import dataclasses
 import errno
 import functools
@@ -21,9 +20,10 @@ from faults_seen import until
 
 from benchmarks.agent import processes, scratch
 from benchmarks.agent.processes import write_proc_environ
-from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, Writer
+from benchmarks.agent.protocol import Command, Event, Reader, Writer, read_event
 from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder, read_lines
+from benchmarks.record.encoding import encoded
 from conf.host import NO_TOKEN, TOKEN
 from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
@@ -32,7 +32,7 @@ from launch.engines.hosts import CellOnHost, HostsEngine
 from launch.engines.local import LocalEngine, ServedJob
 from launch.machine.devices import Machine
 from launch.study.study_folder import prepare
-from launch.supervision import supervise
+from launch.supervision import failure, supervise
 
 HERE = Machine("cpu", (), (0, 1), 2)
 AROUND = dict(os.environ)  # pytest changes a variable of its own for every test
@@ -87,6 +87,10 @@ def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(eng
     outcome, _ = run(engine, tmp_path / "killed", kill_when_there, min_seconds=20)
     assert (outcome.state, outcome.failure.cause) == ("failed", "killed")
     assert outcome.failure.message == "the agent ended by SIGKILL before any rank failed"
+    os.kill(engine._begin(make_cell()).pid, signal.SIGSTOP)
+    until(lambda: processes.state(engine._agent.pid) == "stopped", 10)
+    with pytest.raises(AgentGone, match=r"was stopped \(SIGSTOP\) between two cells"):
+        run(engine, tmp_path / "stopped")
     # The ranks start anew where torch has read a variable that a cell needs otherwise.
     added = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     outcome, folder = run(engine, tmp_path / "after", added=added)
@@ -115,16 +119,14 @@ import sys
 print('srun: error: failed on node n2\\nsrun: Job step aborted', file=sys.stderr)
 sys.exit(233)
 """
-NO_MESSAGE = "what it said is no message of an agent"
+BANNER = "its login printed 'Welcome to Ubuntu' and must print nothing"
 
 
 @pytest.mark.parametrize(
     ("program", "why"),
     [
         (DENIED, "it ended with status 255: Permission denied (publickey)."),
-        ("print('Welcome to Ubuntu')", NO_MESSAGE),
-        ("print('[1]')", NO_MESSAGE),
-        ('print(\'{"say": "hail"}\')', NO_MESSAGE),
+        ("print('Welcome to Ubuntu')", BANNER),
         (SRUN, "it ended with status 233: srun: error: failed on node n2$"),
         ("", "it ended with status 0$"),
         ("import time; time.sleep(60)", "it gave no answer for 0.5 s"),
@@ -155,20 +157,17 @@ def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
     assert not host.answers(3.0) and "its agent is gone" in host.lost.sentence
 
 
-def test_messages_come_whole_whatever_the_pieces(monkeypatch):
-    monkeypatch.setattr("benchmarks.agent.protocol.MOST_BYTES", 100)
+def test_lines_come_whole_whatever_the_pieces():
     reading, writing = os.pipe()
-    reader, writer = Reader(reading), Writer(writing)
+    reader, writer = Reader(reading, longest=100), Writer(writing)
     writer.send({"say": "beat", "text": "ä\n"})
-    assert reader.receive() == [{"say": "beat", "text": "ä\n"}]
+    assert reader.receive() == ['{"say": "beat", "text": "ä\\n"}'.encode()]
     os.write(writing, b'{"say": "be')
     assert reader.receive() == []
-    os.write(writing, b'at"}\n{"a": 1}\n')
-    assert reader.receive() == [{"say": "beat"}, {"a": 1}]
-    os.write(writing, b"x" * 101)
-    with pytest.raises(ValueError, match="without end"):
-        reader.receive()
-    assert MOST_BYTES > 100
+    os.write(writing, b'at"}\n{"a": 1}\nx')
+    assert reader.receive() == [b'{"say": "beat"}', b'{"a": 1}']
+    os.write(writing, b"x" * 100)
+    assert reader.receive() == [b"x" * 101], "what is too long is no message"
     writer.send({"long": "y" * (1 << 18)})  # more than a pipe holds: nobody waits
     assert writer.waiting_bytes > 0
     os.close(reading)
@@ -206,21 +205,23 @@ def handed_on(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
     made = Scratch.make("t", {"cell.json": "{}"})
     here = CellFolder(tmp_path / "here").make()
-    part = CellOnHost(None, 1, "t", here)
+    part = CellOnHost(None, 1, "t", here, [1])
 
     def bring():
         for chunk in made.changed_files():
-            part.take(Event.FILE, {"cell": "t", **json.loads(json.dumps(chunk))})
+            message = read_event(encoded({"say": "file", "cell": "t", **chunk}))
+            part.take(Event.FILE, message)
         files = [path for path in here.path.rglob("*") if path.is_file()]
         return {path.relative_to(here.path).as_posix(): path.read_text() for path in files}
 
-    yield CellFolder(made.folder), part, bring
+    yield made, part, bring
     made.remove()
     assert list(tmp_path.glob("ringside-*")) == []
 
 
 def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
-    there, part, bring = handed_on
+    made, _, bring = handed_on
+    there = CellFolder(made.folder)
     assert bring() == {"nccl/nccl.conf": ""}
     there.rank_lines(1).write_text("one\n")
     there.rank_count(1).write_text("  7")
@@ -234,30 +235,38 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
     with there.rank_lines(1).open("a") as file:
         file.write("two\n")
     there.rank_count(1).write_text("  8")
-    there.failures.write_text('{"1": {"status": 1, "time": 2.0}}')
-    part.folder.failures.write_text('{"0": {"status": 3, "time": 1.0}}')
     files = bring()
     assert files["ranks/1.jsonl"] == "one\ntwo\n" and files["ranks/1.count"] == "  8"
-    assert json.loads(files["failures.json"]).keys() == {"0", "1"} and part.error is None
 
 
-def chunk(name, at, data=b"x\n", cell="t"):
-    return {"cell": cell, "name": name, "at": at, "data": base64.b64encode(data).decode()}
+def test_a_full_disk_of_a_host_is_told_without_a_file_there(handed_on, monkeypatch):
+    made, part, _ = handed_on
+    part.folder.failures.write_text('{"0": {"status": 1, "time": 3.0}}')
+    for written, status in (("", None), ('{"1": {"status": 7, "time": 2.0}}', 7)):
+        made.ends.write_text(written)
+        monkeypatch.setattr(scratch, "is_full", lambda folder: True)
+        ends = {"cell": "t", "status": 1, "ranks": made.rank_ends(first=1)}
+        part.take(Event.ENDED, read_event(encoded({"say": "ended", **ends})))
+        first, second = failure.ends(part.folder)[0], failure.ends(part.folder)[1]
+        assert (first.status, second.status) == (1, status) and part.error is None
+        assert second.why == f"there is no space left in {made.folder.parent}"
 
 
-ELSEWHERE = ["../cell.json", "/etc/x", "ranks/../x", ".lock", "ranks/.x", "other/x", "a/b/c", ""]
+ELSEWHERE = ["../cell.json", "/etc/x", "ranks/../x", ".lock", "ranks/.x", "other/x", "a/b/c", "",
+             "a\n", "ranks/0.jsonl", "ranks/2.count", "output.txt", "cpu-2.jsonl"]  # fmt: skip
 
 
 def test_an_agent_writes_nowhere_else_and_a_gap_in_a_file_is_no_sample(handed_on):
     _, part, _ = handed_on
-    for name in (*ELSEWHERE, "a\n"):
-        with pytest.raises(ValueError, match="file"):
-            part.take(Event.FILE, chunk(name, 0))
-    part.take(Event.FILE, chunk("ranks/1.jsonl", 0, cell="the one before"))
-    part.take(Event.FILE, chunk("ranks/1.jsonl", 0))
+    message = {"cell": "t", "name": "ranks/1.jsonl", "at": 0, "data": b"x\n"}
+    for name in ELSEWHERE:
+        with pytest.raises(ValueError, match="is no file of this host's ranks"):
+            part.take(Event.FILE, message | {"name": name})
+    part.take(Event.FILE, message | {"cell": "the one before"})
+    part.take(Event.FILE, message)
     for at in (9, 0):
         with pytest.raises(ValueError, match=f"2 bytes are here, the next are from {at}"):
-            part.take(Event.FILE, chunk("ranks/1.jsonl", at))
+            part.take(Event.FILE, message | {"at": at})
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path, monkeypatch):

@@ -375,6 +375,26 @@ def test_the_first_step_may_be_long_and_a_rank_that_is_stopped_in_it_is_noticed_
     assert rank == 0 and seconds < 15
 
 
+def test_an_agent_that_is_stopped_before_its_ranks_report_is_named_at_once(tmp_path):
+    engine = FakeEngine(becomes("stopped", "agent"))
+    outcome, _, seconds = supervised(tmp_path, engine, lost_after_s=6.0)
+    assert outcome.failure.message.startswith("the agent, which starts the ranks and serves")
+    assert outcome.failure.cause == "hang" and 6 < seconds < 8
+
+
+def test_ranks_of_two_hosts_that_all_wait_name_their_hosts(tmp_path):
+    waits = stands(rank0=[collective("all_reduce")], rank1=[collective("all_reduce")])
+    engine = FakeEngine(starts, begins, waits)
+    outcome, _, _ = supervised(tmp_path, engine, ranks=1, hosts=("a", "b"))
+    said = outcome.failure.message
+    assert "each of rank 0 on a, rank 1 on b waits in all_reduce" in said
+    assert "no data moves between hosts a and b: look at the network between them" in said
+    engine = FakeEngine(starts, begins, becomes("stopped", 1), waits)
+    outcome, _, _ = supervised(tmp_path / "other", engine, ranks=1, hosts=("a", "b"))
+    assert outcome.failure.message.startswith("rank 1 on b gave no sign")
+    assert "no data" not in outcome.failure.message
+
+
 def test_a_log_without_a_stack_has_no_place(tmp_path):
     log = tmp_path / "rank0.log"
     assert watch.locate(log, 0) is None and watch.log_bytes(log) == 0

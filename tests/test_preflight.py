@@ -28,7 +28,7 @@ from launch.engines.environment import (
 )
 from launch.engines.rendezvous import candidates, choose
 from launch.machine import facts as describe
-from launch.machine.fleet import Host, compare
+from launch.machine.fleet import Host, compare, refuse_two_names
 
 # The description.
 
@@ -110,6 +110,11 @@ def test_the_description_of_another_commit_names_both():
 
 # The comparison.
 
+ETH = interface("eth0", "10.0.0.1/24", "fd01::1/64")
+IB = interface("ib0", "10.1.0.1/24", mbit_per_s=200_000)
+PUBLIC = interface("wan0", "8.8.4.4/24", mbit_per_s=400_000)
+DOCKER = interface("docker0", "172.17.0.1/16", inner=True, mbit_per_s=999_999)
+LO = interface("lo", "127.0.0.1/8", "::1/128", loopback=True)
 B200 = [{**gpu, "name": "NVIDIA B200"} for gpu in GPUS]
 SPARSE = {"machine.devices": [GPUS[0], {**GPUS[1], "id": 3}], "machine.all_gpus": [0, 3]}
 CLOCKED = {"driver": "580.65.06", "gpus": [{"max_sm_mhz": 1755}]}
@@ -159,6 +164,20 @@ def test_equal_hosts_are_not_named_and_a_host_of_many_is():
     kernels = {f"n{number}": {"kernel": "5.4" if number == 7 else "6.1"} for number in range(12)}
     said = "hosts differ in the kernel: n0, n1, n2, n3 and 7 more have 6.1; n7 has 5.4"
     assert compare(fleet(**kernels)) == [said]
+
+
+ONE_KERNEL = {"boot_id": "k", "interfaces": [LO, DOCKER, ETH]}
+OTHER_KERNEL, OTHER_ADDRESS = {"boot_id": "l"}, {"interfaces": [LO, DOCKER, IB]}
+
+
+def test_two_names_of_one_machine_are_refused():
+    words = r"^nodes=a\+b: these are two names of one machine \(both have "
+    with pytest.raises(Refused, match=f"{words}10.0.0.1/24"):
+        refuse_two_names(fleet(a=ONE_KERNEL, b=ONE_KERNEL))
+    with pytest.raises(Refused, match=f"{words}GPU-0"):
+        refuse_two_names(fleet(a=WITH_GPUS | ONE_KERNEL, b=WITH_GPUS | OTHER_KERNEL))
+    for other in (OTHER_KERNEL, OTHER_ADDRESS, {"boot_id": ""}):  # as containers on one machine
+        refuse_two_names(fleet(a=ONE_KERNEL, b=ONE_KERNEL | other))
 
 
 def test_a_host_that_forbids_multicast_forbids_it_for_all():
@@ -254,12 +273,6 @@ def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
 
 
 # Where hosts meet.
-
-ETH = interface("eth0", "10.0.0.1/24", "fd01::1/64")
-IB = interface("ib0", "10.1.0.1/24", mbit_per_s=200_000)
-PUBLIC = interface("wan0", "8.8.4.4/24", mbit_per_s=400_000)
-DOCKER = interface("docker0", "172.17.0.1/16", inner=True, mbit_per_s=999_999)
-LO = interface("lo", "127.0.0.1/8", "::1/128", loopback=True)
 
 
 SECOND = ("10.0.0.2/24", "10.1.0.2/24", "fd01::2/64")

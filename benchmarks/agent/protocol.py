@@ -18,7 +18,7 @@ beat     a sign of life
 stacks   ask ranks where they stand
 stop     end every process of the cell      stopped  those that survive SIGKILL
                                             ended    exit status of the cell's process, after its
-                                                     last file
+                                                     last file, and how ranks ended
                                             beat     a sign of life
                                             busy     for how many seconds at most there are none
 look     describe the host                  looked   the description
@@ -32,13 +32,18 @@ The end of the agent's input means: end every process of mine, and leave.
 import os
 import selectors
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from benchmarks.record.encoding import decoded, encoded
+import msgspec
+from msgspec import Meta
+
+from benchmarks.record.encoding import encoded
 
 CHUNK_BYTES = 1 << 20  # of a file in one message
-MOST_BYTES = 1 << 26  # of one message: more is no message of ours
+# Of one line: more is no message of ours. Before an agent is ready it has little to say.
+MOST_BYTES, MOST_BYTES_BEFORE_READY = 1 << 26, 1 << 20
 # Of a launcher that sends heartbeats: it is gone, or a wire is cut, and its agent leaves.
 LONGEST_SILENCE_S = 30.0
 # Before an agent reads no further files: its launcher is slower than its ranks.
@@ -78,31 +83,80 @@ class Event(str, Enum):
     REACHED = "reached"
 
 
+Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Port = Annotated[int, Meta(ge=1, lt=1 << 16)]
+Status = Annotated[int, Meta(ge=-255, le=255)]
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a process of a cell ended that should not have, and when."""
+
+    status: Status | None  # a signal if negative; None: nobody knows
+    time: float  # seconds since 1970; of several that were found ended at one look, the same
+    why: str = ""  # if the host knows
+
+
+# What each event holds. JSON has no word for a number that is not finite, and msgspec takes none.
+FIELDS: dict[Event, dict[str, Any]] = {
+    Event.READY: {"pid": Pid, "torch": str},
+    Event.TIME: {"sent": float, "monotonic": float},
+    Event.MEETING: {"cell": str, "port": Port},
+    Event.STARTED: {"cell": str, "pid": Pid},
+    Event.FAILED: {"cell": str, "why": str},
+    Event.FILE: {"cell": str, "name": str, "at": int | None, "data": bytes},
+    Event.STATES: {"cell": str, "states": dict[str, str]},
+    Event.STOPPED: {"cell": str, "survivors": list[Pid]},
+    Event.ENDED: {"cell": str, "status": Status, "ranks": dict[int, RankEnd]},
+    Event.BEAT: {},
+    Event.BUSY: {"for_s": float},
+    Event.LOOKED: {"said": str},
+    Event.LISTENING: {"ports": dict[str, Port], "refused": dict[str, str]},
+    Event.REACHED: {"found": dict[str, dict[str, str]]},
+}
+Typed: Any = TypedDict  # mypy knows only those that are written out
+EVENT = msgspec.json.Decoder(Typed("EventName", {"say": Event}))
+EVENTS = {
+    event: msgspec.json.Decoder(Typed(event.value, {"say": Event, **fields}))
+    for event, fields in FIELDS.items()
+}
+
+
+def read_event(line: bytes) -> dict[str, Any]:
+    """Return what an agent says, with the fields of its event. Raises ValueError."""
+    try:
+        event: dict[str, Any] = EVENTS[EVENT.decode(line)["say"]].decode(line)
+    except RecursionError:
+        raise ValueError("it is too deep") from None
+    return event
+
+
 class Reader:
-    """Reads messages from a descriptor, as they come."""
+    """Reads lines from a descriptor, as they come."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._rest = b""
+    def __init__(self, descriptor: int, longest: int = MOST_BYTES) -> None:
+        """`longest` is how many bytes of a line are read."""
+        self.descriptor, self.longest = descriptor, longest
+        self._pieces: list[bytes] = []  # of the last line
+        self._piece_bytes = 0
 
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that are complete; wait for some bytes. None: the writer is gone.
+    def receive(self) -> list[bytes] | None:
+        """Return the lines that are complete; wait for some bytes. None: the writer is gone.
 
-        Raises ValueError: a line is no message, or too long.
+        The beginning of a line that is too long is one too, and no message.
         """
         received = os.read(self.descriptor, CHUNK_BYTES)
         if not received:
             return None
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        if len(self._rest) > MOST_BYTES:
-            raise ValueError("a line without end")
-        messages = []
-        for line in lines:
-            message = decoded(line)
-            if not isinstance(message, dict):
-                raise ValueError(f"no message: {line[:100]!r}")
-            messages.append(message)
-        return messages
+        first, *rest = received.split(b"\n")
+        self._pieces.append(first)
+        self._piece_bytes += len(first)
+        if not rest and self._piece_bytes <= self.longest:
+            return []
+        lines = [b"".join(self._pieces), *rest]
+        self._pieces = [lines.pop() if rest else b""]
+        self._piece_bytes = len(self._pieces[0])
+        return lines
 
 
 class Writer:

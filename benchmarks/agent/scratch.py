@@ -16,18 +16,23 @@ from typing import Any
 
 from benchmarks.agent.protocol import CHUNK_BYTES, MOST_BYTES
 from benchmarks.record import CellFolder, safe_files
+from benchmarks.record.encoding import decoded
+from benchmarks.record.lines import now
 
 PREFIX = "ringside-"
-# What ranks, their agent and the sampler write; a launcher takes nothing else.
+# What ranks, their agent and the sampler write; a launcher takes nothing else. The number is that
+# of the rank.
 HANDED_ON = re.compile(
-    r"(?:ranks|logs|nccl)/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)(?:-\d+)?\.jsonl|failures\.json|"
-    r"output\.txt|rank\d+\.json(?:\.gz)?"
+    r"(?:ranks/|logs/rank|rank)(\d{1,6})\.(?:jsonl|count|log|json|json\.gz)|logs/agent\.log|"
+    r"nccl/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)\.jsonl|output\.txt"
 )
+MOST_FILES = 2000  # of a cell on one host
 # Held by the agent while it lives: a folder without its agent is removed by the next one.
 LOCK = ".agent"
 MOST_WHOLE = MOST_BYTES // 2  # of a file in one message, as base64
 # Files that are written again instead of growing.
-REPLACED = (".count", "failures.json", "output.txt")
+REPLACED = (".count", "output.txt")
+FULL_BYTES = 64 << 10  # less is no room on a disk: a rank's line may be larger
 
 
 class Scratch:
@@ -35,6 +40,9 @@ class Scratch:
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder, self._lock = folder, lock
+        # Where the cell's process writes how ranks ended: in memory, as the disk may be full.
+        self._memory = os.memfd_create("rank-ends")
+        self.ends = Path(f"/proc/self/fd/{self._memory}")
         self._sent: dict[str, int] = {}  # bytes of each file
         # Inode and time of change of each file that is replaced.
         self._seen: dict[str, tuple[int, int]] = {}
@@ -42,7 +50,6 @@ class Scratch:
     @staticmethod
     def make(token: str, files: Mapping[str, str]) -> "Scratch":
         """Make the folder with the files that ranks read, by their names in it. Raises OSError."""
-        remove_left()
         # With the process id, as hosts may share a folder.
         folder = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"
         folder.mkdir(mode=0o700)  # new: nobody else's
@@ -81,8 +88,21 @@ class Scratch:
                         yield {"name": name, "at": None, "data": data}
                         self._seen[name] = state
 
+    def rank_ends(self, first: int) -> dict[str, Any]:
+        """Return how ranks ended, by number, with the reason if the disk here is full.
+
+        `first` is the first rank here: it stands for all where nothing is known of any.
+        """
+        ends: dict[str, Any] = decoded(self.ends.read_bytes() or b"{}")
+        if is_full(self.folder):
+            ends = ends or {str(first): {"status": None, "time": now()}}
+            for end in ends.values():
+                end["why"] = f"there is no space left in {self.folder.parent}"
+        return ends
+
     def remove(self) -> None:
         """Remove the folder."""
+        os.close(self._memory)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
@@ -107,6 +127,15 @@ class Scratch:
                 yield {"name": name, "at": sent, "data": base64.b64encode(data).decode()}
                 sent += len(data)
                 self._sent[name] = sent
+
+
+def is_full(folder: Path) -> bool:
+    """Return whether there is no room left; False where it cannot be told."""
+    try:
+        system = os.statvfs(folder)
+    except OSError:
+        return False
+    return system.f_bavail * system.f_frsize < FULL_BYTES
 
 
 def remove_left() -> None:

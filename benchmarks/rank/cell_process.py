@@ -34,7 +34,8 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from benchmarks.agent.processes import Variables, merged, write_proc_environ
 from benchmarks.rank import worker
-from benchmarks.record import CellFolder, Kind, read_lines, write_json
+from benchmarks.record import CellFolder, Kind, read_lines
+from benchmarks.record.encoding import encoded
 from benchmarks.record.lines import begin_again, now
 from conf.cell import Cell
 from conf.host import LAUNCHER, STARTER, TOKEN, UMASK
@@ -139,13 +140,20 @@ def main(folder: Path, processes: int, start: str) -> int:
     if LAUNCHER in os.environ:  # a profiler started us: nsys clears the umask
         worker.die_with_launcher(int(os.environ[LAUNCHER]))
         os.umask(int(os.environ[UMASK], 8))
-    return run(folder, range(processes), start, Rendezvous(folder.name, RendezvousAddress()))
+    rendezvous = Rendezvous(folder.name, RendezvousAddress())
+    return run(folder, range(processes), start, rendezvous, CellFolder(folder).failures)
 
 
-def run(folder: Path, numbers: Sequence[int], start: str, rendezvous: RendezvousHandler) -> int:
+def run(
+    folder: Path,
+    numbers: Sequence[int],
+    start: str,
+    rendezvous: RendezvousHandler,
+    failures: Path,
+) -> int:
     """Run the processes of a cell that are on this host, by their numbers, to their end.
 
-    Returns the exit status: 0, or 1 with `failures.json` in the folder.
+    Returns the exit status: 0, or 1 with how ranks ended in the file `failures`.
     """
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     entrypoint: Any = worker.main
@@ -164,7 +172,7 @@ def run(folder: Path, numbers: Sequence[int], start: str, rendezvous: Rendezvous
         args=arguments,
     )
     try:
-        result = RankAgent(spec, CellFolder(folder), numbers).run()
+        result = RankAgent(spec, CellFolder(folder), numbers, failures).run()
     except RankEnded:
         return 1
     except SignalException as error:
@@ -212,9 +220,11 @@ class NoLogFiles(DefaultLogsSpecs):
 class RankAgent(LocalElasticAgent):
     """torch's elastic agent, which first writes down the ranks that ended by themselves."""
 
-    def __init__(self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int]) -> None:
+    def __init__(
+        self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int], failures: Path
+    ) -> None:
         super().__init__(spec, NoLogFiles(), "fork")  # a command is a new process anyway
-        self._folder, self._numbers = folder, numbers
+        self._folder, self._numbers, self._failures = folder, numbers, failures
         self._watcher: ExitWatcher | None = None
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -258,7 +268,7 @@ class RankAgent(LocalElasticAgent):
         for rank, status in statuses.items():
             failures[str(rank)] = {"status": status, "time": seen}
         with contextlib.suppress(OSError):  # a full disk: the log may have it
-            write_json(self._folder.failures, failures)
+            self._failures.write_bytes(encoded(failures))
         raise RankEnded
 
 
@@ -336,10 +346,12 @@ def be_cell_process(
     of_agent: Iterable[int],
     meeting: RendezvousAddress,
     listener: socket.socket | None,
+    failures: Path,
 ) -> NoReturn:
     """Be the forked process of a cell, in its own session and environment. Never returns.
 
-    `message` is the launcher's; `of_agent` are descriptors of the host agent.
+    `message` is the launcher's; `of_agent` are descriptors of the host agent; how ranks ended is
+    written to `failures`.
     """
     status = 1
     try:
@@ -357,7 +369,7 @@ def be_cell_process(
             reason = f"{', '.join(early)} must be set before torch is imported"
             print(f"ranks start anew: {reason}", file=sys.stderr, flush=True)
         rendezvous = Rendezvous(token, meeting, listener)
-        status = run(folder.path, message["numbers"], start, rendezvous)
+        status = run(folder.path, message["numbers"], start, rendezvous, failures)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -30,9 +30,10 @@ from benchmarks.agent.protocol import (
     wait_readable,
 )
 from benchmarks.agent.sampler import SamplingProcess
-from benchmarks.agent.scratch import Scratch
+from benchmarks.agent.scratch import Scratch, remove_left
 from benchmarks.rank.worker import die_with_parent
 from benchmarks.record import CellFolder, read_lines
+from benchmarks.record.encoding import decoded
 from benchmarks.record.lines import CLOCK_VARIABLE
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
@@ -86,16 +87,18 @@ class HostAgent:
     def serve(self) -> int:
         """Serve until the input ends or the launcher is silent. Returns the exit status."""
         gc.disable()  # until all is imported: it would walk through it again and again
+        remove_left()
         import torch
 
         self._send(Event.READY, pid=os.getpid(), torch=torch.__version__)
         try:
             while True:
                 if self._reader.descriptor in self._wait():
-                    messages = self._reader.receive()
-                    if messages is None:
+                    lines = self._reader.receive()
+                    if lines is None:
                         return 0
-                    for message in messages:
+                    for line in lines:
+                        message = decoded(line)
                         command = Command(message["do"])
                         handle: Handler = getattr(self, f"_{command.value}")
                         handle(message)
@@ -142,7 +145,7 @@ class HostAgent:
             if states:
                 self._send(Event.STATES, cell=cell.token, states=states)
             if status is not None:
-                self._send(Event.ENDED, cell=cell.token, status=status)
+                self._send(Event.ENDED, cell=cell.token, status=status, ranks=cell.rank_ends())
                 self._remove_cell()
         self._send_beat()
 
@@ -323,7 +326,8 @@ class RunningCell:
                 self._sampling.let_go()
             from benchmarks.rank.cell_process import be_cell_process
 
-            be_cell_process(message, self._folder, of_agent, meeting, listener)
+            failures = self._scratch.ends if self._scratch else self._folder.failures
+            be_cell_process(message, self._folder, of_agent, meeting, listener, failures)
         try:
             self.descriptor: int | None = os.pidfd_open(self.pid)  # readable when the process ends
         except OSError:  # the kernel or a container has no such call
@@ -346,6 +350,12 @@ class RunningCell:
                 if self._sampling:
                     self._sampling.end()  # before the last files are read
         return self._status
+
+    def rank_ends(self) -> dict[str, Any]:
+        """Return how ranks ended that should not have; nothing where the launcher reads."""
+        if self._scratch and self._status:
+            return self._scratch.rank_ends(self._numbers[0])
+        return {}
 
     def changed_files(self) -> Iterator[dict[str, Any]]:
         """Yield what is new in the files since the last call; nothing where the launcher reads."""

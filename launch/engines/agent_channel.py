@@ -13,9 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.agent import processes
-from benchmarks.agent.protocol import Command, Event, Reader
+from benchmarks.agent.protocol import (
+    MOST_BYTES,
+    MOST_BYTES_BEFORE_READY,
+    Command,
+    Event,
+    Reader,
+    read_event,
+)
 from benchmarks.record.encoding import encoded
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
+from benchmarks.record.safe_text import one_line
 from conf.host import CLOCK_BOUND
 from conf.options import Refused, expand_path
 from conf.schema import Engine
@@ -23,10 +31,13 @@ from launch.engines import slurm
 from launch.engines.engine import Lost
 from launch.engines.environment import ROOT
 from launch.machine.fleet import Host
+from launch.machine.secrets import redact
 
 LONGEST_BUSY_S = 300.0
 LEAVE_S = 5.0  # for an agent to leave after the end of its input
 STDERR_BYTES = 4096  # of the end of what the command printed
+MOST_QUOTED = 100  # characters of a line that is no message
+MOST_ANSWERS = 64  # that nobody took
 CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
 ANSWER_S = 60.0  # for an answer that takes no work
 DESCRIBED_S = 180.0
@@ -81,6 +92,7 @@ class Channel:
         self.heard = time.monotonic()
         self._take: Callable[[Event, Message], None] = lambda say, message: None
         self._answers: queue.Queue[Message | None] = queue.Queue()
+        self._is_ready = False
         self.wrong = ""  # why what it said is no message of an agent
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="agent", daemon=True).start()
@@ -120,7 +132,7 @@ class Channel:
             if message is None:
                 self._answers.put(None)
                 raise AgentGone(self.why_gone())
-            if message["say"] == expected.value:
+            if message["say"] == expected:
                 return message
 
     def close(self) -> None:
@@ -151,28 +163,42 @@ class Channel:
         # srun says what it does about an error after it.
         errors = [line for line in lines if "error: " in line] or lines[-1:]
         if errors:
-            sentence += f": {errors[0]}"
+            sentence += f": {redact(errors[0])}"
         return sentence
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        reader = Reader(self._process.stdout.fileno())
+        reader = Reader(self._process.stdout.fileno(), MOST_BYTES_BEFORE_READY)
+        line = b""
         try:
             while True:
-                messages = reader.receive()
-                if messages is None:
+                lines = reader.receive()
+                if lines is None:
                     break
                 self.heard = time.monotonic()
-                for message in messages:
-                    say = Event(message["say"])
+                for line in lines:
+                    message = read_event(line)
+                    say = message["say"]
                     if "cell" in message:
                         self._take(say, message)
                     elif say == Event.BUSY:
-                        self.heard += min(float(message["for_s"]), LONGEST_BUSY_S)
+                        self.heard += min(message["for_s"], LONGEST_BUSY_S)
+                    elif say == Event.READY:
+                        self._is_ready, reader.longest = True, MOST_BYTES
+                        self._answers.put(message)
+                    elif self._answers.qsize() > MOST_ANSWERS:
+                        raise ValueError("it answers what nobody has asked")
                     elif say != Event.BEAT:
                         self._answers.put(message)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            self.wrong = f"what it said is no message of an agent ({str(error)[:100]})"
+        except (OSError, ValueError) as error:
+            printed = redact(line[:STDERR_BYTES].decode(errors="replace"))
+            quoted = f"'{one_line(printed, MOST_QUOTED)}'"
+            self.wrong = f"it said {quoted}, which no agent says ({redact(str(error))})"
+            if not self._is_ready:
+                self.wrong = (
+                    f"its login printed {quoted} and must print nothing. What to do: move what "
+                    "prints it out of the shell's start files (~/.bashrc, ~/.profile, /etc/motd)"
+                )
         self._answers.put(None)
 
 
@@ -219,7 +245,7 @@ class RemoteHost:
             sent = time.monotonic()
             self.channel.send(Command.TIME, sent=sent)
             answer = self.channel.answer(Event.TIME, answer_s)
-            answers.append((time.monotonic() - sent, sent, float(answer["monotonic"])))
+            answers.append((time.monotonic() - sent, sent, answer["monotonic"]))
         took_s, sent, there = min(answers)
         host_beginning = beginning() + sent + took_s / 2 - there  # when its monotonic clock was 0
         self.clock = {CLOCK_VARIABLE: repr(host_beginning), CLOCK_BOUND: repr(took_s / 2)}

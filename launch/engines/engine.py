@@ -65,7 +65,11 @@ class CellEngine(Protocol):
         """Start the processes of a cell in its prepared folder, under a profiler if one is given.
 
         They carry `token`, and have the variables that the cell asks for, and `added`. `sampled`
-        has the machine sampled around them. Raises OSError: they cannot be started.
+        has the machine sampled around them.
+
+        Raises:
+            AgentGone: their agent was stopped and is ended; the next call starts another.
+            OSError: they cannot be started.
         """
 
     def close(self) -> None:

@@ -1,8 +1,6 @@
 """The engine of several hosts: an agent on each. They write there; their files come here."""
 
-import base64
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent.processes import CELL_FOLDER, Variables
-from benchmarks.agent.protocol import Command, Event
-from benchmarks.agent.scratch import HANDED_ON
+from benchmarks.agent.protocol import Command, Event, RankEnd
+from benchmarks.agent.scratch import HANDED_ON, MOST_FILES
 from benchmarks.record import CellFolder, safe_files, write_json
-from benchmarks.record.encoding import decoded
 from conf import schema
 from conf.cell import Cell
 from launch.engines.agent_channel import (
@@ -30,6 +27,7 @@ from launch.engines.engine import Lost
 from launch.engines.environment import LOOPBACK, HostEnvironment, cell_variables
 from launch.engines.rendezvous import HostRendezvous, find_rendezvous
 from launch.machine.fleet import Fleet
+from launch.supervision.failure import ends
 
 BEAT_S = 3.0  # between two signs of life of this launcher
 FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
@@ -114,7 +112,8 @@ class HostsEngine:
         """Start the processes of a cell on its hosts; they end with it."""
         parts = []
         for index, name in enumerate(cell.every_host):
-            parts.append(CellOnHost(self._hosts[name], index, token, folder))
+            numbers = [i for i, process in enumerate(cell.places) if process.host == name]
+            parts.append(CellOnHost(self._hosts[name], index, token, folder, numbers))
         job = HostsJob(cell, token, parts, self._limits.lost_after_s)
         for part in parts:  # before anything can be wrong: each says that it has stopped
             part.host.channel.listen(part.take)
@@ -148,10 +147,6 @@ class HostsEngine:
             uuids = None
             if sampled:
                 uuids = host.machine.uuids(cell.gpus) if part.index < len(cell.hosts) else []
-            numbers = []
-            for process_number, process in enumerate(cell.places):
-                if process.host == host.name:
-                    numbers.append(process_number)
             part.host.channel.send(
                 Command.RUN,
                 cell=token,
@@ -161,7 +156,7 @@ class HostsEngine:
                 environment=variables.with_set({**added, **part.host.clock}).to_dict(),
                 start=self._limits.start,
                 sampled=uuids,
-                numbers=numbers,
+                numbers=part.numbers,
                 meeting=meeting | {"host": part.index},
             )
             if part.index == 0 and len(parts) > 1:
@@ -214,6 +209,7 @@ class CellOnHost:
     index: int  # of the host in the cell
     token: str  # of the cell
     folder: CellFolder
+    numbers: Sequence[int]  # of its processes there
     port: int | None = None  # of the first host, where the ranks of all hosts meet
     status: int | None = None
     survivors: list[int] | None = None  # once it was stopped
@@ -221,45 +217,62 @@ class CellOnHost:
     why: str = ""  # why the ranks could not be started
     error: OSError | None = None  # of this machine: the disk is full
     news: threading.Event = field(default_factory=threading.Event)
+    names: set[str] = field(default_factory=set)  # of the files that came
 
     def take(self, say: Event, message: Mapping[str, Any]) -> None:
-        """Take what the agent says of this cell; messages of the one before are dropped."""
+        """Take what the agent says of this cell; messages of the one before are dropped.
+
+        Raises ValueError: it is not the agent's to say.
+        """
         if message["cell"] != self.token:
             return
-        if say == Event.FILE:
-            try:
-                self._write(str(message["name"]), message["at"], base64.b64decode(message["data"]))
-            except OSError as error:
-                self.error = self.error or error
-        elif say == Event.MEETING:
-            self.port = int(message["port"])
-        elif say == Event.STATES:
-            self.states |= message["states"]
-        elif say == Event.ENDED:
-            self.status = int(message["status"])
-        elif say == Event.STOPPED:
-            self.survivors = list(map(int, message["survivors"]))
-        elif say == Event.FAILED:
-            self.why = str(message["why"])
+        try:
+            if say == Event.FILE:
+                self._write(message["name"], message["at"], message["data"])
+            elif say == Event.MEETING:
+                self.port = message["port"]
+            elif say == Event.STATES:
+                self.states |= message["states"]
+            elif say == Event.ENDED:
+                self._add_ends(message["ranks"])
+                self.status = message["status"]
+            elif say == Event.STOPPED:
+                self.survivors = message["survivors"]
+            elif say == Event.FAILED:
+                self.why = message["why"] or "it did not say why"
+        except OSError as error:
+            self.error = self.error or error
         self.news.set()
+
+    def _add_ends(self, ranks: Mapping[int, RankEnd]) -> None:
+        """Add how ranks of this host ended to the file that has those of all."""
+        if not ranks.keys() <= set(self.numbers):
+            raise ValueError("it tells the end of a rank of another host")
+        with FAILURES_LOCK:  # two hosts often fail together
+            every = {}
+            for rank, end in {**ends(self.folder), **ranks}.items():
+                every[str(rank)] = vars(end)
+            if every:
+                write_json(self.folder.failures, every)
 
     def _write(self, name: str, at: int | None, data: bytes) -> None:
         """Write new bytes of a file. Raises ValueError: not allowed, or a gap before them."""
-        if not HANDED_ON.fullmatch(name):
-            raise ValueError(f"file {name!r:.100}")
+        match = HANDED_ON.fullmatch(name)
+        writer = self.numbers[0]
+        if match and (match[1] or name == self.folder.output.name):
+            writer = int(match[1] or 0)
+        if not match or writer not in self.numbers:
+            raise ValueError(f"{name!r:.100} is no file of this host's ranks")
+        self.names.add(name)
+        if len(self.names) > MOST_FILES:
+            raise ValueError(f"more than {MOST_FILES} files")
         local_name = name
         if self.index and name.startswith("nccl/"):  # the names of two hosts may be equal
             local_name = f"nccl/{self.index}-{name.removeprefix('nccl/')}"
         elif self.index:
             local_name = OF_EACH_HOST.get(name, name).format(self.index)
         path = self.folder.path / local_name
-        if path == self.folder.failures:
-            with FAILURES_LOCK:  # two hosts often fail together
-                failures = {}
-                if path.exists():
-                    failures = decoded(path.read_bytes())
-                write_json(path, {**failures, **json.loads(data)})
-        elif at is None:
+        if at is None:
             safe_files.write_whole(path, data)
         else:
             with open(safe_files.open_own(path), "ab", buffering=0) as file:  # noqa: PTH123

@@ -79,6 +79,9 @@ class LocalEngine:
             # The report of nsys contains its environment.
             environment = scrubbed(merged(variables, self._surrounding))
             return ProfiledJob(command, folder, token, environment, self._profiler_grace_s)
+        if self._agent and processes.state(self._agent.pid) == "stopped":
+            self.close()
+            raise AgentGone("the agent that starts ranks was stopped (SIGSTOP) between two cells")
         job = ServedJob(token)
         with contextlib.ExitStack() as sampling:
             if sampled:
@@ -165,12 +168,12 @@ class ServedJob(_LocalJob):
         if message["cell"] != self._token:
             return
         if say == Event.STARTED:
-            self._pid = int(message["pid"])
+            self._pid = message["pid"]
         elif say == Event.ENDED:
-            self._status = int(message["status"])
+            self._status = message["status"]
             self._settled.set()
         elif say == Event.FAILED:
-            self._why = str(message["why"])
+            self._why = message["why"]
             self._settled.set()
 
     def wait(self, seconds: float) -> None:

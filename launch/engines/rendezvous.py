@@ -11,7 +11,7 @@ from benchmarks.agent.protocol import Command, Event
 from benchmarks.record.safe_text import one_line
 from conf import schema
 from conf.options import Refused
-from launch.engines.agent_channel import ANSWER_S, Channel, refusing_gone_agents
+from launch.engines.agent_channel import ANSWER_S, AgentGone, Channel, refusing_gone_agents
 from launch.machine.fleet import Fleet, Host
 
 MOST_CHARACTERS = 120  # of a reason
@@ -40,13 +40,19 @@ def find_rendezvous(
     with refusing_gone_agents(first.name):
         channels[first.name].send(Command.LISTEN, addresses=addresses, word=word)
         listening = channels[first.name].answer(Event.LISTENING, ANSWER_S)
+        ports = {at: port for at, port in listening["ports"].items() if at in addresses}
+        if ports.keys() | listening["refused"].keys() != set(addresses):
+            raise AgentGone("it does not say at which ports it listens")
     for host in peers:
         with refusing_gone_agents(host.name):
-            channels[host.name].send(Command.REACH, ports=listening["ports"], word=word)
+            channels[host.name].send(Command.REACH, ports=ports, word=word)
     answers = {}
     for host in peers:
         with refusing_gone_agents(host.name):
-            answers[host.name] = channels[host.name].answer(Event.REACHED, ANSWER_S)["found"]
+            reached = channels[host.name].answer(Event.REACHED, ANSWER_S)["found"]
+            if not ports.keys() <= reached.keys():
+                raise AgentGone("it does not say which addresses it reached")
+            answers[host.name] = reached
     with refusing_gone_agents(first.name):
         channels[first.name].send(Command.LISTEN, addresses=[], word=word)
         channels[first.name].answer(Event.LISTENING, ANSWER_S)

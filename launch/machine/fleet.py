@@ -237,6 +237,23 @@ def compare(fleet: Fleet) -> list[str]:
     return list(filter(None, notes))
 
 
+def refuse_two_names(fleet: Fleet) -> None:
+    """Refuse two hosts that are one machine: one GPU, or one kernel and address. Raises Refused."""
+    names: dict[tuple[str, str], str] = {}
+    for host in fleet:
+        marks = [("GPU", device.uuid) for device in host.machine.devices if device.uuid]
+        for interface in host.interfaces:
+            if host.boot_id and not interface.loopback and not interface.inner:
+                marks += [(host.boot_id, address) for address in interface.addresses]
+        for mark in marks:
+            first = names.setdefault(mark, host.name)
+            if first != host.name:
+                raise Refused(
+                    f"nodes={first}+{host.name}: these are two names of one machine (both have "
+                    f"{one_line(mark[1], MOST_VALUE_CHARACTERS)}). What to do: use one name"
+                )
+
+
 def _difference(what: str, values: Mapping[str, str]) -> str:
     """Return a sentence that names the hosts with each value; '' where there is one or none."""
     names_by_value: dict[str, list[str]] = {}

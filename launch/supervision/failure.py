@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.agent import processes
 from benchmarks.agent.processes import ENDED
-from benchmarks.record import CellFolder, Failure, decoded
+from benchmarks.agent.protocol import RankEnd
+from benchmarks.agent.scratch import is_full
+from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.host import SHARED_MEMORY_FOLDER, control_groups, kernel_count
 from launch.engines.engine import Lost
@@ -32,8 +36,8 @@ NCCL_ERROR = re.compile(r"NCCL|ncclInternal|ncclSystem|ncclInvalid|DistBackendEr
 MOST_LOG_BYTES = 1 << 20  # of a log's end that are read
 TAIL_LINES = 20
 TAIL_CHARACTERS = 500  # of a line
+UNKNOWN = RankEnd(None, 0.0)
 LIKELY_CONSEQUENCE = 2  # of the orders below, from this on
-FULL_BYTES = 64 << 10  # less is no room on a disk: a rank's line may be larger
 STACK_HEADS = ("Current thread", "Fatal Python error")  # how a tail begins that is faulthandler's
 
 
@@ -82,32 +86,18 @@ def overdue(
     return None
 
 
-@dataclass(frozen=True)
-class End:
-    """How a process of a cell ended that should not have, and when."""
-
-    status: int | None  # a signal if negative; None: nobody knows
-    time: float  # seconds since 1970; of several that were found ended at one look, the same
-
-
-def ends(folder: CellFolder) -> dict[int, End]:
+def ends(folder: CellFolder) -> dict[int, RankEnd]:
     """Return how ranks ended by themselves, as the agent saw it before it ended the others."""
-    by_rank: dict[int, End] = {}
     try:
-        for rank, content in decoded(folder.failures.read_bytes()).items():
-            status = content["status"]
-            if status is not None:
-                status = int(status)
-            by_rank[int(rank)] = End(status, float(content["time"]))
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError):
+        return msgspec.json.decode(folder.failures.read_bytes(), type=dict[int, RankEnd])
+    except (OSError, ValueError, RecursionError):
         return {}
-    return by_rank
 
 
 def first_cause(
     watch: Watch,
     folder: CellFolder,
-    ended: Mapping[int, End],
+    ended: Mapping[int, RankEnd],
     agent_status: int | None,
     lost: Lost | None = None,
 ) -> Failure | None:
@@ -131,10 +121,7 @@ def first_cause(
         rank = watch.everyone[rank_number]
         # A host that was still heard afterwards was not lost before.
         if not lost or (order < LIKELY_CONSEQUENCE and time_s < lost.heard):
-            status = None
-            if rank_number in ended:
-                status = ended[rank_number].status
-            return _failure_of(rank, status, folder)
+            return _failure_of(rank, ended.get(rank_number, UNKNOWN), folder)
     if lost:
         return Failure("node_lost", None, lost.sentence)
     if agent_status and agent_status < 0:
@@ -145,11 +132,11 @@ def first_cause(
         return Failure("start", None, sentence)
     for rank in watch.everyone:
         if not rank.done and not rank.error:
-            return _failure_of(rank, agent_status, folder)
+            return _failure_of(rank, RankEnd(agent_status, 0.0), folder)
     return None
 
 
-def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
+def _order(rank: Rank, end: RankEnd | None) -> tuple[int, float, int]:
     """Return a key that sorts ranks found ended at one look: (order, time, rank).
 
     An exception of its own comes first, then an end without a word, then an exception that a lost
@@ -176,7 +163,7 @@ def _cause_of(text: str) -> str:
     return "exception"
 
 
-def _failure_of(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
+def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
     """Return what a rank raised, or how it ended without a word: by its exit status."""
     if rank.error:
         kind, message = str(rank.error["type"]), str(rank.error["message"]).strip()
@@ -186,13 +173,19 @@ def _failure_of(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
     where = "before it reported"
     if rank.phase:
         where = f"in phase {rank.phase!r}"
+    status = end.status
     if status is None:
-        sentence = f"{rank.name} ended {where}, and the agent did not say how"
-        return Failure("killed", rank.index, sentence)
+        why = ", and the agent did not say how"
+        if end.why:
+            why = f": {end.why}"
+        return Failure("killed", rank.index, f"{rank.name} ended {where}{why}")
     if status >= 0:
         if status == 0:
             where += ", before it was done,"
-        sentence = f"{rank.name} left with status {status} {where} and wrote no reason"
+        why = " and wrote no reason"
+        if end.why:
+            why = f": {end.why}"
+        sentence = f"{rank.name} left with status {status} {where}{why}"
         return Failure("exception", rank.index, sentence)
     sentence = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
     if status == -signal.SIGABRT:
@@ -279,11 +272,11 @@ class ResourceSnapshot:
         try:
             if os.statvfs(folder).f_flag & os.ST_RDONLY:
                 sentences.append(f"the file system of {folder} is read-only")
-            elif _is_full(folder):
+            elif is_full(folder):
                 sentences.append(f"there is no space left on the file system of {folder}")
         except OSError:
             sentences.append(f"{folder} is gone: removed, or no longer mounted")
-        if _is_full(SHARED_MEMORY_FOLDER):
+        if is_full(SHARED_MEMORY_FOLDER):
             sentences.append("/dev/shm is full")
         if now.pids_refused > self.pids_refused:
             sentences.append(
@@ -293,12 +286,3 @@ class ResourceSnapshot:
             cause = "oom"
             sentences.append("the kernel killed a process for want of memory meanwhile")
         return dataclasses.replace(failure, cause=cause, message="; ".join(sentences))
-
-
-def _is_full(folder: Path) -> bool:
-    """Return whether there is no room left; False where it cannot be told."""
-    try:
-        system = os.statvfs(folder)
-    except OSError:
-        return False
-    return system.f_bavail * system.f_frsize < FULL_BYTES

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from analysis.text import join_words
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import Failure
 from launch.supervision.watch import Rank, StackState, Watch
@@ -37,11 +38,18 @@ def explain_hang(watch: Watch, what: str) -> Failure:
     waiting = running or living or watch.everyone
     suspect = _suspect(watch, waiting)
     rank = suspect.rank
+    hosts = list(dict.fromkeys(member.host for member in waiting))
+    between = ""
+    if len(hosts) > 1 and not suspect.began and all(map(_is_waiting, waiting)):
+        between = (
+            f"; all wait, so perhaps no data moves between hosts {join_words(hosts)}: look at the "
+            "network between them"
+        )
     if rank is None:
         phase = waiting[0].phase or "start"
         each = _activities(waiting)
         sentence = f"no rank is behind the others; each {what} in phase {phase!r}: {each}"
-        return Failure("hang", None, sentence)
+        return Failure("hang", None, f"{sentence}{between}")
     where = f"in phase {rank.phase or 'start'!r} after {watch.count(rank)} iterations"
     sentence = f"{rank.name} {what}, {where}: it {_activity(rank)}"
     rest = [peer for peer in waiting if peer is not rank]
@@ -54,7 +62,11 @@ def explain_hang(watch: Watch, what: str) -> Failure:
         )
     if suspect.is_last:
         sentence += "; nothing tells which of them is wrong, and the last is named"
-    return Failure("hang", rank.index, sentence)
+    return Failure("hang", rank.index, f"{sentence}{between}")
+
+
+def _is_waiting(rank: Rank) -> bool:
+    return rank.location is not None and rank.location.state is StackState.WAITING
 
 
 def _suspect(watch: Watch, waiting: Sequence[Rank]) -> Suspect:

@@ -14,11 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.agent.processes import ENDED
+from benchmarks.agent.protocol import RankEnd
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import Job, Lost
-from launch.supervision.failure import End, ends, first_cause, overdue, with_log
+from launch.supervision.failure import ends, first_cause, overdue, with_log
 from launch.supervision.hang import STUCK, explain_hang
 from launch.supervision.watch import Watch, locate, log_bytes
 
@@ -61,11 +62,16 @@ def run(
         OSError: the job cannot be started.
     """
     watch = Watch(folder, cell.world_size, cell.servers, clock)
+    for rank, place in zip(watch.everyone, cell.places, strict=True):
+        if place.host:
+            rank.host = place.host
+            rank.name += f" on {place.host}"
     opened = clock.monotonic()
     job = start()
     failure: Failure | str | None = None  # a text: what the rank at fault in a hang did
     lost: Lost | None = None
-    vanished: dict[int, End] = {}
+    vanished: dict[int, RankEnd] = {}
+    stopped_looks = 0  # at an agent that has not started its ranks yet
     try:
         while job.poll() is None and not (failure or lost or vanished):
             watch.update()
@@ -75,6 +81,10 @@ def run(
                 failure = STOPPED
             elif not lost:
                 failure = overdue(watch, opened, clock.monotonic(), limits, job.process_state)
+                if watch.ranks[0].pid is None and job.agent_state() == "stopped":
+                    stopped_looks += 1
+                if stopped_looks * POLL_SECONDS > limits.lost_after_s:
+                    failure = "did not report"
             vanished = _vanished(watch, job, clock)
             job.wait(POLL_SECONDS)
         if vanished and not lost:
@@ -112,7 +122,7 @@ def run(
     return Outcome("failed", with_log(failure, folder), unkillable_pids)
 
 
-def _vanished(watch: Watch, job: Job, clock: Any) -> dict[int, End]:
+def _vanished(watch: Watch, job: Job, clock: Any) -> dict[int, RankEnd]:
     """Return the processes that are gone and were not done, by number, after their last lines."""
     gone = []
     for rank in watch.everyone:
@@ -120,7 +130,7 @@ def _vanished(watch: Watch, job: Job, clock: Any) -> dict[int, End]:
             gone.append(rank)
     if gone:
         watch.update()
-    return {rank.index: End(None, clock.time()) for rank in gone if not rank.done}
+    return {rank.index: RankEnd(None, clock.time()) for rank in gone if not rank.done}
 
 
 def _explained(what: str, watch: Watch, folder: CellFolder, job: Job, clock: Any) -> Failure:

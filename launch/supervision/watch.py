@@ -211,6 +211,7 @@ class Rank:
     error: dict[str, Any] | None = None
     done: bool = False
     last_seen: float = 0.0  # monotonic seconds
+    host: str = ""  # where a cell has several
     # Of a hang, as it was noticed:
     state: str = "not started"  # of the process, in the kernel's words
     location: Location | None = None  # where it stands, if it said so
