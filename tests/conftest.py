@@ -140,7 +140,8 @@ OPTIONS = {
 }
 NUMBERS = {
     "--seed": (1, "what the campaign draws its order and ranks from"),
-    "--faults": (None, "take only so many faults of each table of the campaign"),
+    "--faults": (None, "take so many faults of one host from the campaign's tables"),
+    "--host-faults": (None, "take so many faults of two hosts"),
     "--kills": (200, "how many launchers the campaign kills at random"),
     "--launchers": (20, "how often launchers share a study, and a store"),
 }

@@ -65,6 +65,7 @@ class Fault:
     process: int = 0  # the number of the rank or server that strikes
     after: int = 2  # iterations of the phase before it strikes
     may_finish: bool = False  # it may come too late to end the cell
+    host: str = ""  # that the record names, where the cell has several
 
     @property
     def ends_the_cell(self):
@@ -225,7 +226,7 @@ class PlantedSweep:
         for path in Path("/dev/shm").iterdir():
             if any(token[:16] in path.name for token in self.tokens()):
                 left.add(str(path))
-        for path in self.scratch.iterdir():
+        for path in self.scratch.parent.glob(f"{self.scratch.name}*/*"):
             if not CACHES.match(path.name):
                 left.add(f"TMPDIR/{path.name}")
         return left

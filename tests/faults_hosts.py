@@ -1,10 +1,8 @@
-"""Break a sweep on two hosts in some of its phases, and write down what was seen, for test_hosts.
+"""Break a sweep on two nodes in some of its phases, and write down what was seen, for test_hosts.
 
-    tests/in_namespaces.sh 1gbit -- python tests/faults_hosts.py FOLDER FAULT PHASE…
     RINGSIDE_TEST_SLURM=WHERE python tests/faults_hosts.py FOLDER FAULT PHASE…
 
-Hosts are those of in_namespaces.sh, or the two nodes of the Slurm that .ci/slurm starts.
-FOLDER/seen.json has an entry for each phase: who was blamed, what was left, whether a line is lost,
+Nodes are those of the Slurm that .ci/slurm starts. FOLDER/seen.json has an entry for each phase: who was blamed, what was left, whether a line is lost,
 how the other cell ended, and whether the same command then measured what was missing.
 """
 
@@ -20,7 +18,7 @@ from pathlib import Path
 
 import psutil
 from faults_seen import until
-from on_hosts import LEFT_S, left
+from on_hosts import LEFT_S
 
 ROOT = Path(__file__).parent.parent
 SHORT = [
@@ -33,39 +31,6 @@ ENDS_S = 120.0  # for a phase to be reached, and for a broken sweep to end
 def kill(*pids):
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-
-
-class Namespaces:
-    """Two hosts that are network namespaces, a and b; b is the one that is broken."""
-
-    # The first cell has both hosts; the second only the one that stays.
-    command = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]", "nodes=a+b,a")
-    around = os.environ
-
-    def __init__(self):
-        self.faults = {
-            "agent": lambda launcher: kill(self._agent()),
-            "host": lambda launcher: kill(*self._pids()),
-            "launcher": lambda launcher: kill(launcher.pid),
-        }
-
-    def begin(self):
-        """Do nothing: they are there."""
-
-    mend = end = begin
-
-    def left(self):
-        return left()
-
-    def _pids(self):
-        command = ["ip", "netns", "pids", "b"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return [int(word) for word in listed.split()]
-
-    def _agent(self):
-        """The agent of the host: the process there whose parent is not there."""
-        there = self._pids()
-        return next(pid for pid in there if psutil.Process(pid).ppid() not in there)
 
 
 class SlurmNodes:
@@ -202,8 +167,7 @@ def main(folder, fault, *phases):
     folder = Path(folder)
     os.environ["TMPDIR"] = str(folder / "tmp")
     (folder / "tmp").mkdir()
-    slurm = os.environ.get("RINGSIDE_TEST_SLURM")
-    hosts = SlurmNodes(folder, slurm) if slurm else Namespaces()
+    hosts = SlurmNodes(folder, os.environ["RINGSIDE_TEST_SLURM"])
     seen = {}
     for phase in phases:
         inside = folder / phase

@@ -1,16 +1,19 @@
 """Sweeps of the campaign: many faulty cells in one, launchers that are signalled or killed, launchers that share a study."""
 
 import contextlib
+import json
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import faults_table
 from faults import TRAINING, PlantedSweep, cap_of
 from faults_seen import TRACEBACK, examine, outcome
-from faults_table import SILENCE_S, START_S, key_of
+from faults_table import LOST_AFTER_S, SILENCE_S, START_S, TABLES_OF_HOSTS, key_of
 
 from benchmarks.record import read_lines, read_study
 from launch.study.study_folder import StudyFolder
@@ -36,6 +39,16 @@ BRIEF = [
     "tracking.enabled=true",
     "gpus=0",
 ]
+TWO_HOSTS = [
+    "gpus=0", "nodes=a+b", "engine=command", "engine.prefix=[ip,netns,exec,{host}]",
+    f"engine.lost_after_s={LOST_AFTER_S}",
+]  # fmt: skip
+# What a fault of a host did to its wire and to its disk.
+MENDED = """
+ip -n b link set eth0 up
+tc -n b qdisc change dev eth0 root tbf rate 1gbit burst 256kb latency 50ms
+rm -f {}/tmp-b/torchinductor_ballast
+"""
 FIRST_CAP = 11
 HEALTHY = (1001, 1002)  # caps of cells without a fault
 CELLS = 6  # of a study whose launchers are killed
@@ -50,6 +63,40 @@ def sweep_of(folder, faults, *overrides):
     with PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY) as sweep:
         sweep.run(timeout_s=90 * len(faults) + 300)
         return [examine(fault, sweep, cap) for cap, fault in keyed.items()]
+
+
+def on_two_hosts(folder, faults):
+    """Return the outcomes of faults of hosts, inside in_namespaces.sh: each has a launcher of its own.
+
+    The same command must then measure the cell without the fault.
+    """
+    outcomes = []
+    for number, fault in enumerate(faults):
+        own = folder / str(number)
+        with PlantedSweep(own, {FIRST_CAP: fault}, *SHORT, *QUIET, *TWO_HOSTS) as sweep:
+            own_disks = f"engine.prefix=[env,TMPDIR={own}/tmp-{{host}},ip,netns,exec,{{host}}]"
+            for host in "ab":
+                (own / f"tmp-{host}").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", own / "tmp-b"])
+            sweep.run(own_disks, timeout_s=240)
+            sweep.orphans()
+            if fault.target == "launcher":
+                StudyFolder(str(sweep.output_dir), sweep.study_dir.name).recover()
+            seen = examine(fault, sweep, FIRST_CAP)
+            subprocess.run(["bash", "-c", MENDED.format(own)], check=True)
+            sweep.replant({})
+            status = sweep.run(own_disks, timeout_s=240)
+            states = [record.state for record in sweep.records()]
+            if status or states.count("finished") != 1:
+                seen["wrong"].append(f"again: status {status}, {states}")
+            left = sweep.all_left()
+            if left or sweep.orphans():
+                seen["wrong"].append(f"in the end: {left}, {sweep.orphans()}")
+            seen["right"] = not seen["wrong"]
+            outcomes.append(seen)
+            print(fault.kind, fault.phase, *seen["wrong"], flush=True)
+            subprocess.run(["umount", own / "tmp-b"])
+    return outcomes
 
 
 def launchers_of(folder, faults, template):
@@ -248,3 +295,16 @@ def of_launchers(kind, phase, sweep, wrong, orphans, left_files=()):
         wrong.append(f"left: {', '.join(sorted(left_files))}")
     seen = {"orphans": orphans, "left_files": sorted(left_files), "traceback": traceback}
     return outcome(kind, phase, "launcher", wrong, **seen)
+
+
+def main(folder, seed, number):
+    """Break sweeps on the hosts a and b; FOLDER/outcomes.json has what came of each fault."""
+    folder = Path(folder)
+    faults = faults_table.drawn(TABLES_OF_HOSTS, int(seed), int(number))
+    outcomes = sweep_of(folder / "ranks", faults["ranks"], *TWO_HOSTS)
+    outcomes += on_two_hosts(folder / "hosts", faults["hosts"])
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

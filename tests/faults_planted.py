@@ -58,6 +58,37 @@ def another_collective(pid):
     dist.broadcast(torch.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
 
 
+def of_host(*command):
+    """Run a command on the host of this rank, as the administrator of its wire."""
+
+    def strike(pid):
+        subprocess.run(command, check=True)
+
+    return strike
+
+
+def kill_host(pid):
+    """Kill every process of this network namespace, this one last."""
+    here = Path("/proc/self/ns/net").readlink()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "ns/net").readlink() == here and int(folder.name) != os.getpid():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            continue
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill_disk(pid):
+    """Fill the disk of this host's TMPDIR. The name is one that tests expect to stay there."""
+    with (Path(os.environ["TMPDIR"]) / "torchinductor_ballast").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            pass
+
+
 def wait_at_gate(pid):
     """Say who is here, wait for the file `go`, and do what the file `do` says."""
     (HERE / "arriving").write_text(str(pid))
@@ -143,6 +174,27 @@ KINDS = {
     "wrong collective": another_collective,
     "MemoryError": lambda pid: bytearray(1 << 60),
     "gate": wait_at_gate,
+    "host SIGKILL": kill_host,
+    "wire cut": of_host("ip", "link", "set", "eth0", "down"),
+    # A queue of one packet: nearly all are dropped.
+    "packets lost": of_host(
+        *[
+            "tc",
+            "qdisc",
+            "change",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            "8kbit",
+            "burst",
+            "1600",
+            "limit",
+            "1600",
+        ]
+    ),
+    "full disk": fill_disk,
     "stranger": stranger,
     "illegal access": illegal_access,
     "out of GPU memory": out_of_gpu_memory,
@@ -216,10 +268,15 @@ class Planted:
         pid = os.getpid()
         if self.plan["target"] == "agent":
             pid = os.getppid()
+        if self.plan["target"] == "host":
+            pid = parent_of(os.getppid())
         if self.plan["target"] == "launcher":
             pid = parent_of(parent_of(os.getppid()))
         root = self.folder.parent if self.folder.name == "profile" else self.folder
-        strike(self.key, self.plan, pid, root)
+        # What a host has not handed on yet goes with its agent, or with the launcher.
+        of_several = len(json.loads((root / "cell.json").read_text()).get("hosts", ())) > 1
+        counted = not of_several or self.plan["target"] in ("rank", "agent")
+        strike(self.key, self.plan, pid, root if counted else None)
 
 
 def parent_of(pid):

@@ -23,6 +23,7 @@ KEPT = re.compile(r"\.lock$")  # of our hidden files; every other is the tempora
 # The log of a rank, which may hold one, is indented further.
 TRACEBACK = re.compile(r"^.{0,3}Traceback \(most recent", re.M)
 PROPERTY = "outcomes"
+ANY = "any"
 
 
 def outcome(kind, phase, target, wrong, **seen):
@@ -48,6 +49,10 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     expected_cause = fault.cause
     if fault.may_finish and record is not None and record.state == "finished":
         expected_cause = None
+    # Which rank of a dead wire waits first is chance; what finished has no rank at fault.
+    expected_rank = rank if fault.rank == ANY else fault.rank
+    if expected_cause is None:
+        expected_rank = None
     # A launcher that was killed ends nothing: its cell is closed by the next one.
     noticed_s = None
     if failure and struck and (fault.kind, fault.target) != ("SIGKILL", "launcher"):
@@ -63,11 +68,15 @@ def examine(fault, sweep, key=None, record=None, struck=None):
         wrong.append("it did not strike")
     for name, value, right in (
         ("cause", cause, expected_cause),
-        ("rank", rank, fault.rank),
+        ("rank", rank, expected_rank),
         ("status", sweep.status, fault.status),
     ):
         if value != right:
             wrong.append(f"{name} {value}, not {right}")
+    sentence = failure.message if failure else ""
+    named = re.search(rf"\b(on|hosts?) {fault.host}\b", sentence)
+    if fault.host and expected_cause and not named:
+        wrong.append(f"host {fault.host} is not named: {sentence}")
     if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", sweep.printed):
         wrong.append("control characters were printed")
     others_finished = sweep.others_finished(key)
@@ -76,8 +85,8 @@ def examine(fault, sweep, key=None, record=None, struck=None):
         wrong.append("another cell did not finish")
     goal_s = fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S
     seen |= {"cause": cause, "rank": rank, "noticed_s": noticed_s, "goal_s": goal_s}
-    seen |= {"expected_cause": expected_cause, "expected_rank": fault.rank}
-    seen |= {"sentence": failure.message if failure else "", "others_finished": others_finished}
+    seen |= {"expected_cause": expected_cause, "expected_rank": expected_rank}
+    seen |= {"sentence": sentence, "others_finished": others_finished}
     return outcome(fault.kind, fault.phase, fault.target, wrong, **seen)
 
 

@@ -11,11 +11,13 @@ Pairs that are not in it, and why:
 
 import random
 from dataclasses import replace
+from functools import partial
 
 from faults import OF_THE_LAUNCHER, PHASES, Fault
+from faults_seen import ANY
 
 # A busy machine may stop a process for seconds, and is slow to start ranks.
-SILENCE_S, START_S = 12.0, 40.0
+SILENCE_S, START_S, LOST_AFTER_S = 12.0, 40.0, 10.0
 OF_RANKS = PHASES[2:10]
 # Phases with a count of iterations behind them: a rank without one is given the time of a start (supervise._silent).
 STARTING = ("build", "first step")
@@ -115,6 +117,71 @@ def of_the_launcher(seed):
             )  # fmt: skip
     random.Random(seed).shuffle(faults)
     return faults
+
+
+def of_two_hosts(seed):
+    """Faults of ranks that are on two hosts, a and b."""
+    return [replace(fault, host="ab"[fault.process]) for fault in of_ranks(seed)]
+
+
+# What is done to host b: to which process, the cause and the rank, the hosts that are named, and
+# after how long.
+OF_HOSTS = {
+    ("SIGKILL", "host"): ("node_lost", None, "b", None),
+    ("SIGSTOP", "host"): ("node_lost", None, "b", LOST_AFTER_S),
+    ("host SIGKILL", "host"): ("node_lost", None, "b", None),
+    ("SIGKILL", "agent"): ("killed", 1, "b", None),
+    ("full disk", "rank"): ("exception", 1, "b", None),
+    ("wire cut", "rank"): ("hang", ANY, "a and b", SILENCE_S),
+    ("packets lost", "rank"): ("hang", ANY, "a and b", SILENCE_S),
+    ("SIGKILL", "launcher"): ("interrupted", None, "", None),
+    ("SIGTERM", "launcher"): ("interrupted", None, "", None),
+}
+
+
+def of_hosts(seed):
+    """Faults of host b, of its wire and of its disk, each in a launcher of its own."""
+    faults = []
+    for (kind, target), (cause, rank, host, usual_s) in OF_HOSTS.items():
+        for phase in OF_RANKS:
+            deadline = START_S if usual_s == SILENCE_S and phase in STARTING else usual_s
+            status = 1
+            if target == "launcher":
+                status = SIGNALS[kind][1]
+            faults.append(
+                Fault(
+                    kind, phase, target, cause, rank, status, deadline, process=1,
+                    after=0 if phase == "first step" else 1, may_finish=phase == "exit", host=host,
+                )
+            )  # fmt: skip
+    random.Random(seed).shuffle(faults)
+    return faults
+
+
+TABLES = {
+    "two": of_ranks, "three": partial(of_ranks, ranks=3), "server": of_servers,
+    "agent": of_agents, "pass": of_profiled_passes, "launcher": of_the_launcher,
+}  # fmt: skip
+TABLES_OF_HOSTS = {"ranks": of_two_hosts, "hosts": of_hosts}
+
+
+def drawn(tables, seed, number=None):
+    """The faults of each table, by its name: all, or `number` together, in proportion.
+
+    Tables that have too few are drawn again.
+    """
+    every = {name: table(seed) for name, table in tables.items()}
+    total = sum(map(len, every.values()))
+    for name, faults in every.items():
+        share = len(faults)
+        if number is not None:
+            share = round(number * share / total)
+        again = seed
+        while len(faults) < share:
+            again += 1
+            faults += tables[name](again)
+        del faults[share:]
+    return every
 
 
 def key_of(fault, cap):

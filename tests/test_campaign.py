@@ -1,6 +1,7 @@
 """The campaign: every kind of fault in every phase where it makes one. Takes minutes: `pytest -m campaign --seed N`.
 
-Two launchers run at once, on a machine with many cores one for every four. `--faults N` takes N faults of each table.
+Two launchers run at once, on a machine with many cores one for every four. `--faults N` takes N faults of one host in
+all, `--host-faults N` of two (test_hosts.py): `pytest -m campaign --faults 500 --host-faults 300 -k faults`.
 """
 
 import os
@@ -23,16 +24,9 @@ def seed(request):
 
 
 @pytest.fixture
-def some(request, seed):
-    """Take as many faults of a table as were asked for."""
-    most = request.config.getoption("faults")
-
-    def drawn(faults):
-        if most is None:
-            return faults
-        return random.Random(seed).sample(faults, min(most, len(faults)))
-
-    return drawn
+def faults(request, seed):
+    """The faults of each table, or as many as were asked for."""
+    return faults_table.drawn(faults_table.TABLES, seed, request.config.getoption("faults"))
 
 
 def at_once(jobs):
@@ -41,24 +35,22 @@ def at_once(jobs):
         return [outcome for outcomes in pool.map(lambda job: job(), jobs) for outcome in outcomes]
 
 
-def test_faults_of_ranks_servers_and_agents(tmp_path, seed, some, record_property):
-    ranks = some(faults_table.of_ranks(seed))
+def test_faults_of_ranks_servers_and_agents(tmp_path, faults, record_property):
     sweeps = {
-        **{f"two {number}": (ranks[number::AT_ONCE],) for number in range(AT_ONCE)},
-        "three": (some(faults_table.of_ranks(seed, 3)), "gpus=0+1+2"),
-        "server": (some(faults_table.of_servers(seed)), *WITH_SERVER),
-        "agent": (some(faults_table.of_agents(seed)),),
-        "pass": (some(faults_table.of_profiled_passes(seed)), *WITH_PASS),
+        **{f"two {number}": (faults["two"][number::AT_ONCE],) for number in range(AT_ONCE)},
+        "three": (faults["three"], "gpus=0+1+2"),
+        "server": (faults["server"], *WITH_SERVER),
+        "agent": (faults["agent"],),
+        "pass": (faults["pass"], *WITH_PASS),
     }
     jobs = [partial(sweep_of, tmp_path / name, *asked) for name, asked in sweeps.items()]
     record_outcomes(record_property, at_once(jobs))
 
 
-def test_signals_to_the_launcher(tmp_path, seed, some, store_template, record_property):
-    faults = some(faults_table.of_the_launcher(seed))
+def test_faults_that_are_signals_to_the_launcher(tmp_path, faults, store_template, record_property):
     jobs = []
     for number in range(AT_ONCE):
-        share = faults[number::AT_ONCE]
+        share = faults["launcher"][number::AT_ONCE]
         jobs.append(partial(launchers_of, tmp_path / str(number), share, store_template))
     record_outcomes(record_property, at_once(jobs))
 

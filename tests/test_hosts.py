@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faults_table
 import pytest
 from conftest import IN_NAMESPACES, lacking
+from faults_seen import record_outcomes
 
 from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent
 ON_HOSTS = ROOT / "tests" / "on_hosts.py"
+FAULTS = ROOT / "tests" / "faults_launchers.py"
 FAULTS_HOSTS = ROOT / "tests" / "faults_hosts.py"
 NOBODY = ()
 if os.geteuid() == 0:
@@ -45,7 +48,7 @@ def in_namespaces(
     words = [*user, script, "-n", str(hosts), rate, "--", *command]
     around = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **(around or {})}
     done = subprocess.run(
-        words, cwd=folder, timeout=3000, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        words, cwd=folder, timeout=7200, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=around,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -150,7 +153,7 @@ def look_at_faults(fault, folder, status, text):
     assert status == 0, text
     for phase, seen in json.loads((folder / "seen.json").read_text()).items():
         assert (seen["left"], seen["lost_lines"]) == ([], 0), (phase, seen)
-        assert fault != "launcher" or seen["scratch"] == [], "of a killed agent it stays"
+        assert seen["scratch"] == [], (phase, seen)
         assert (seen["again"], seen["kept"]) == (0, True), (phase, seen)
         assert seen["states"] == ["finished"] * 2, (phase, seen)
         if fault in ("agent", "host"):
@@ -159,13 +162,15 @@ def look_at_faults(fault, folder, status, text):
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.needs("namespaces")
-@pytest.mark.parametrize("fault", ["agent", "host", "launcher"])
-def test_a_host_that_dies_in_any_phase_costs_its_cell_alone(fault, tmp_path):
-    command = (sys.executable, str(FAULTS_HOSTS), str(tmp_path), fault, *PHASES)
-    around = {"PYTHONPATH": str(ROOT)}
-    look_at_faults(fault, tmp_path, *in_namespaces(*command, folder=ROOT, around=around))
+def test_faults_on_two_hosts(tmp_path, request, record_property):
+    seed, number = (request.config.getoption(name) for name in ("seed", "host_faults"))
+    number = number or sum(len(table(seed)) for table in faults_table.TABLES_OF_HOSTS.values())
+    command = (sys.executable, str(FAULTS), str(tmp_path), str(seed), str(number))
+    status, said = in_namespaces(*command, folder=ROOT, around={"PYTHONPATH": str(ROOT)})
+    assert status == 0, said
+    record_outcomes(record_property, json.loads((tmp_path / "outcomes.json").read_text()))
 
 
 @pytest.mark.campaign

@@ -17,7 +17,6 @@ from typing import Any
 from benchmarks.agent.protocol import CHUNK_BYTES, MOST_BYTES
 from benchmarks.record import CellFolder, safe_files
 from benchmarks.record.encoding import decoded
-from benchmarks.record.lines import now
 
 PREFIX = "ringside-"
 # What ranks, their agent and the sampler write; a launcher takes nothing else. The number is that
@@ -88,16 +87,9 @@ class Scratch:
                         yield {"name": name, "at": None, "data": data}
                         self._seen[name] = state
 
-    def rank_ends(self, first: int) -> dict[str, Any]:
-        """Return how ranks ended, by number, with the reason if the disk here is full.
-
-        `first` is the first rank here: it stands for all where nothing is known of any.
-        """
+    def rank_ends(self) -> dict[str, Any]:
+        """Return how ranks ended, by number."""
         ends: dict[str, Any] = decoded(self.ends.read_bytes() or b"{}")
-        if is_full(self.folder):
-            ends = ends or {str(first): {"status": None, "time": now()}}
-            for end in ends.values():
-                end["why"] = f"there is no space left in {self.folder.parent}"
         return ends
 
     def remove(self) -> None:

@@ -30,11 +30,11 @@ from benchmarks.agent.protocol import (
     wait_readable,
 )
 from benchmarks.agent.sampler import SamplingProcess
-from benchmarks.agent.scratch import Scratch, remove_left
+from benchmarks.agent.scratch import Scratch, is_full, remove_left
 from benchmarks.rank.worker import die_with_parent
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.encoding import decoded
-from benchmarks.record.lines import CLOCK_VARIABLE
+from benchmarks.record.lines import CLOCK_VARIABLE, now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.host import NO_TOKEN, STARTER, TOKEN
@@ -307,6 +307,7 @@ class RunningCell:
         self._states: dict[str, str] = {}
         self._pids: dict[int, int] = {}
         self._status: int | None = None
+        self._is_asked_to_end = False
         self._sampling: SamplingProcess | None = None
         if message.get("sampled") is not None:
             beginning = str(message["environment"]["set"][CLOCK_VARIABLE])
@@ -353,9 +354,19 @@ class RunningCell:
 
     def rank_ends(self) -> dict[str, Any]:
         """Return how ranks ended that should not have; nothing where the launcher reads."""
-        if self._scratch and self._status:
-            return self._scratch.rank_ends(self._numbers[0])
-        return {}
+        if not self._scratch or not self._status:
+            return {}
+        why = ""
+        if is_full(self._scratch.folder):
+            why = f"there is no space left in {self._scratch.folder.parent}"
+        elif self._status < 0 and not self._is_asked_to_end:
+            why = f"what starts the ranks was ended by {processes.signal_name(self._status)}"
+        ends = self._scratch.rank_ends()
+        if why and not ends:  # the first rank here stands for all
+            ends = {str(self._numbers[0]): {"status": None, "time": now()}}
+        for end in ends.values():
+            end["why"] = why
+        return ends
 
     def changed_files(self) -> Iterator[dict[str, Any]]:
         """Yield what is new in the files since the last call; nothing where the launcher reads."""
@@ -379,6 +390,7 @@ class RunningCell:
 
     def end(self, grace_s: float) -> list[int]:
         """End every process of the cell. Return the ids of those that survive SIGKILL."""
+        self._is_asked_to_end = True
         survivors = processes.end(self.token, grace_s)
         processes.remove_shared_memory(self.token)
         deadline = time.monotonic() + LAST_SECONDS
