@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +23,8 @@ from benchmarks.agent import processes, scratch
 from benchmarks.agent.processes import write_proc_environ
 from benchmarks.agent.protocol import Command, Event, Reader, Writer, read_event
 from benchmarks.agent.scratch import Scratch
+from benchmarks.rank import host_agent
+from benchmarks.rank.host_agent import RunningCell
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.encoding import encoded
 from conf.host import NO_TOKEN, TOKEN
@@ -244,8 +247,9 @@ def test_a_full_disk_of_a_host_is_told_without_a_file_there(handed_on, monkeypat
     part.folder.failures.write_text('{"0": {"status": 1, "time": 3.0}}')
     for written, status in (("", None), ('{"1": {"status": 7, "time": 2.0}}', 7)):
         made.ends.write_text(written)
-        monkeypatch.setattr(scratch, "is_full", lambda folder: True)
-        ends = {"cell": "t", "status": 1, "ranks": made.rank_ends(first=1)}
+        monkeypatch.setattr(host_agent, "is_full", lambda folder: True)
+        cell = SimpleNamespace(_scratch=made, _status=1, _is_asked_to_end=False, _numbers=[1])
+        ends = {"cell": "t", "status": 1, "ranks": RunningCell.rank_ends(cell)}
         part.take(Event.ENDED, read_event(encoded({"say": "ended", **ends})))
         first, second = failure.ends(part.folder)[0], failure.ends(part.folder)[1]
         assert (first.status, second.status) == (1, status) and part.error is None

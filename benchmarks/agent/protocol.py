@@ -42,8 +42,7 @@ from msgspec import Meta
 from benchmarks.record.encoding import encoded
 
 CHUNK_BYTES = 1 << 20  # of a file in one message
-# Of one line: more is no message of ours. Before an agent is ready it has little to say.
-MOST_BYTES, MOST_BYTES_BEFORE_READY = 1 << 26, 1 << 20
+MOST_BYTES = 1 << 26  # of one message: more is no message of ours
 # Of a launcher that sends heartbeats: it is gone, or a wire is cut, and its agent leaves.
 LONGEST_SILENCE_S = 30.0
 # Before an agent reads no further files: its launcher is slower than its ranks.
@@ -134,8 +133,8 @@ def read_event(line: bytes) -> dict[str, Any]:
 class Reader:
     """Reads lines from a descriptor, as they come."""
 
-    def __init__(self, descriptor: int, longest: int = MOST_BYTES) -> None:
-        """`longest` is how many bytes of a line are read."""
+    def __init__(self, descriptor: int, longest: int) -> None:
+        """Read lines of up to `longest` bytes."""
         self.descriptor, self.longest = descriptor, longest
         self._pieces: list[bytes] = []  # of the last line
         self._piece_bytes = 0

@@ -16,7 +16,6 @@ from typing import Any
 
 from benchmarks.agent.protocol import CHUNK_BYTES, MOST_BYTES
 from benchmarks.record import CellFolder, safe_files
-from benchmarks.record.encoding import decoded
 
 PREFIX = "ringside-"
 # What ranks, their agent and the sampler write; a launcher takes nothing else. The number is that
@@ -86,11 +85,6 @@ class Scratch:
                         data = base64.b64encode(file.read(MOST_WHOLE)).decode()
                         yield {"name": name, "at": None, "data": data}
                         self._seen[name] = state
-
-    def rank_ends(self) -> dict[str, Any]:
-        """Return how ranks ended, by number."""
-        ends: dict[str, Any] = decoded(self.ends.read_bytes() or b"{}")
-        return ends
 
     def remove(self) -> None:
         """Remove the folder."""

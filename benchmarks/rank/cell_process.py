@@ -141,27 +141,23 @@ def main(folder: Path, processes: int, start: str) -> int:
         worker.die_with_launcher(int(os.environ[LAUNCHER]))
         os.umask(int(os.environ[UMASK], 8))
     rendezvous = Rendezvous(folder.name, RendezvousAddress())
-    return run(folder, range(processes), start, rendezvous, CellFolder(folder).failures)
+    return run(CellFolder(folder), range(processes), start, rendezvous)
 
 
 def run(
-    folder: Path,
-    numbers: Sequence[int],
-    start: str,
-    rendezvous: RendezvousHandler,
-    failures: Path,
+    folder: CellFolder, numbers: Sequence[int], start: str, rendezvous: RendezvousHandler
 ) -> int:
     """Run the processes of a cell that are on this host, by their numbers, to their end.
 
-    Returns the exit status: 0, or 1 with how ranks ended in the file `failures`.
+    Returns the exit status: 0, or 1 with how ranks ended in `folder.failures`.
     """
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     entrypoint: Any = worker.main
-    arguments: tuple[Any, ...] = (folder, numbers, "fork")
-    if start == "exec" or not _import_for_ranks(folder):
+    arguments: tuple[Any, ...] = (folder.path, numbers, "fork")
+    if start == "exec" or not _import_for_ranks(folder.path):
         entrypoint = sys.executable
         listed = ",".join(map(str, numbers))
-        arguments = ("-u", "-m", "benchmarks.rank.worker", str(folder), listed)
+        arguments = ("-u", "-m", "benchmarks.rank.worker", str(folder.path), listed)
     spec = WorkerSpec(
         role="rank",
         local_world_size=len(numbers),
@@ -172,7 +168,7 @@ def run(
         args=arguments,
     )
     try:
-        result = RankAgent(spec, CellFolder(folder), numbers, failures).run()
+        result = RankAgent(spec, folder, numbers).run()
     except RankEnded:
         return 1
     except SignalException as error:
@@ -220,11 +216,9 @@ class NoLogFiles(DefaultLogsSpecs):
 class RankAgent(LocalElasticAgent):
     """torch's elastic agent, which first writes down the ranks that ended by themselves."""
 
-    def __init__(
-        self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int], failures: Path
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int]) -> None:
         super().__init__(spec, NoLogFiles(), "fork")  # a command is a new process anyway
-        self._folder, self._numbers, self._failures = folder, numbers, failures
+        self._folder, self._numbers = folder, numbers
         self._watcher: ExitWatcher | None = None
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -268,7 +262,7 @@ class RankAgent(LocalElasticAgent):
         for rank, status in statuses.items():
             failures[str(rank)] = {"status": status, "time": seen}
         with contextlib.suppress(OSError):  # a full disk: the log may have it
-            self._failures.write_bytes(encoded(failures))
+            self._folder.failures.write_bytes(encoded(failures))
         raise RankEnded
 
 
@@ -346,12 +340,10 @@ def be_cell_process(
     of_agent: Iterable[int],
     meeting: RendezvousAddress,
     listener: socket.socket | None,
-    failures: Path,
 ) -> NoReturn:
     """Be the forked process of a cell, in its own session and environment. Never returns.
 
-    `message` is the launcher's; `of_agent` are descriptors of the host agent; how ranks ended is
-    written to `failures`.
+    `message` is the launcher's; `of_agent` are descriptors of the host agent.
     """
     status = 1
     try:
@@ -369,7 +361,7 @@ def be_cell_process(
             reason = f"{', '.join(early)} must be set before torch is imported"
             print(f"ranks start anew: {reason}", file=sys.stderr, flush=True)
         rendezvous = Rendezvous(token, meeting, listener)
-        status = run(folder.path, message["numbers"], start, rendezvous, failures)
+        status = run(folder, message["numbers"], start, rendezvous)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -22,6 +22,7 @@ from benchmarks.agent.network import ProbeListeners, try_connect
 from benchmarks.agent.processes import with_absolute_path
 from benchmarks.agent.protocol import (
     LONGEST_SILENCE_S,
+    MOST_BYTES,
     MOST_WAITING_BYTES,
     Command,
     Event,
@@ -303,6 +304,7 @@ class RunningCell:
         else:
             self._scratch = Scratch.make(self.token, message["files"])
             self._folder = CellFolder(self._scratch.folder)
+            self._folder.failures = self._scratch.ends
         self._numbers = list(message["numbers"])
         self._states: dict[str, str] = {}
         self._pids: dict[int, int] = {}
@@ -327,8 +329,7 @@ class RunningCell:
                 self._sampling.let_go()
             from benchmarks.rank.cell_process import be_cell_process
 
-            failures = self._scratch.ends if self._scratch else self._folder.failures
-            be_cell_process(message, self._folder, of_agent, meeting, listener, failures)
+            be_cell_process(message, self._folder, of_agent, meeting, listener)
         try:
             self.descriptor: int | None = os.pidfd_open(self.pid)  # readable when the process ends
         except OSError:  # the kernel or a container has no such call
@@ -361,7 +362,7 @@ class RunningCell:
             why = f"there is no space left in {self._scratch.folder.parent}"
         elif self._status < 0 and not self._is_asked_to_end:
             why = f"what starts the ranks was ended by {processes.signal_name(self._status)}"
-        ends = self._scratch.rank_ends()
+        ends: dict[str, Any] = decoded(self._scratch.ends.read_bytes() or b"{}")
         if why and not ends:  # the first rank here stands for all
             ends = {str(self._numbers[0]): {"status": None, "time": now()}}
         for end in ends.values():
@@ -421,7 +422,7 @@ def main() -> int:
     if STARTER in os.environ:
         die_with_parent()
     events = os.dup(1)
-    reader = Reader(os.dup(0))
+    reader = Reader(os.dup(0), MOST_BYTES)
     os.dup2(2, 1)  # what a library prints is no message
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.agent import processes
-from benchmarks.agent.protocol import (
-    MOST_BYTES,
-    MOST_BYTES_BEFORE_READY,
-    Command,
-    Event,
-    Reader,
-    read_event,
-)
+from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, read_event
 from benchmarks.record.encoding import encoded
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
 from benchmarks.record.safe_text import one_line
@@ -38,6 +31,7 @@ LEAVE_S = 5.0  # for an agent to leave after the end of its input
 STDERR_BYTES = 4096  # of the end of what the command printed
 MOST_QUOTED = 100  # characters of a line that is no message
 MOST_ANSWERS = 64  # that nobody took
+LONGEST_BEFORE_READY = 1 << 20  # bytes of a line
 CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
 ANSWER_S = 60.0  # for an answer that takes no work
 DESCRIBED_S = 180.0
@@ -92,7 +86,6 @@ class Channel:
         self.heard = time.monotonic()
         self._take: Callable[[Event, Message], None] = lambda say, message: None
         self._answers: queue.Queue[Message | None] = queue.Queue()
-        self._is_ready = False
         self.wrong = ""  # why what it said is no message of an agent
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="agent", daemon=True).start()
@@ -168,7 +161,7 @@ class Channel:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        reader = Reader(self._process.stdout.fileno(), MOST_BYTES_BEFORE_READY)
+        reader = Reader(self._process.stdout.fileno(), LONGEST_BEFORE_READY)
         line = b""
         try:
             while True:
@@ -183,18 +176,16 @@ class Channel:
                         self._take(say, message)
                     elif say == Event.BUSY:
                         self.heard += min(message["for_s"], LONGEST_BUSY_S)
-                    elif say == Event.READY:
-                        self._is_ready, reader.longest = True, MOST_BYTES
-                        self._answers.put(message)
-                    elif self._answers.qsize() > MOST_ANSWERS:
-                        raise ValueError("it answers what nobody has asked")
                     elif say != Event.BEAT:
+                        reader.longest = MOST_BYTES
                         self._answers.put(message)
+                        if self._answers.qsize() > MOST_ANSWERS:
+                            raise ValueError("nobody asked for so many answers")
         except (OSError, ValueError) as error:
             printed = redact(line[:STDERR_BYTES].decode(errors="replace"))
             quoted = f"'{one_line(printed, MOST_QUOTED)}'"
             self.wrong = f"it said {quoted}, which no agent says ({redact(str(error))})"
-            if not self._is_ready:
+            if reader.longest == LONGEST_BEFORE_READY:
                 self.wrong = (
                     f"its login printed {quoted} and must print nothing. What to do: move what "
                     "prints it out of the shell's start files (~/.bashrc, ~/.profile, /etc/motd)"
