@@ -31,11 +31,12 @@ from conf.host import NO_TOKEN, TOKEN
 from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
 from launch.engines.agent_channel import AgentGone, Channel, RemoteHost
+from launch.engines.engine import rank_ends
 from launch.engines.hosts import CellOnHost, HostsEngine
 from launch.engines.local import LocalEngine, ServedJob
 from launch.machine.devices import Machine
 from launch.study.study_folder import prepare
-from launch.supervision import failure, supervise
+from launch.supervision import supervise
 
 HERE = Machine("cpu", (), (0, 1), 2)
 AROUND = dict(os.environ)  # pytest changes a variable of its own for every test
@@ -251,7 +252,7 @@ def test_a_full_disk_of_a_host_is_told_without_a_file_there(handed_on, monkeypat
         cell = SimpleNamespace(_scratch=made, _status=1, _is_asked_to_end=False, _numbers=[1])
         ends = {"cell": "t", "status": 1, "ranks": RunningCell.rank_ends(cell)}
         part.take(Event.ENDED, read_event(encoded({"say": "ended", **ends})))
-        first, second = failure.ends(part.folder)[0], failure.ends(part.folder)[1]
+        first, second = rank_ends(part.folder)[0], rank_ends(part.folder)[1]
         assert (first.status, second.status) == (1, status) and part.error is None
         assert second.why == f"there is no space left in {made.folder.parent}"
 

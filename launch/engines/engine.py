@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
+from benchmarks.agent.protocol import RankEnd
 from benchmarks.record import CellFolder
 from conf.cell import Cell
 
@@ -17,6 +20,14 @@ class Lost:
 
     sentence: str  # which it is and how that was seen
     heard: float  # when it was last heard; seconds since 1970
+
+
+def rank_ends(folder: CellFolder) -> dict[int, RankEnd]:
+    """Return how ranks ended by themselves, as the agent saw it before it ended the others."""
+    try:
+        return msgspec.json.decode(folder.failures.read_bytes(), type=dict[int, RankEnd])
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 class Job(Protocol):

@@ -23,11 +23,10 @@ from launch.engines.agent_channel import (
     first_lost,
     refusing_gone_agents,
 )
-from launch.engines.engine import Lost
+from launch.engines.engine import Lost, rank_ends
 from launch.engines.environment import LOOPBACK, HostEnvironment, cell_variables
 from launch.engines.rendezvous import HostRendezvous, find_rendezvous
 from launch.machine.fleet import Fleet
-from launch.supervision.failure import ends
 
 BEAT_S = 3.0  # between two signs of life of this launcher
 FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
@@ -250,7 +249,7 @@ class CellOnHost:
             raise ValueError("it tells the end of a rank of another host")
         with FAILURES_LOCK:  # two hosts often fail together
             every = {}
-            for rank, end in {**ends(self.folder), **ranks}.items():
+            for rank, end in {**rank_ends(self.folder), **ranks}.items():
                 every[str(rank)] = vars(end)
             if every:
                 write_json(self.folder.failures, every)

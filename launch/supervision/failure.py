@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from benchmarks.agent import processes
 from benchmarks.agent.processes import ENDED
 from benchmarks.agent.protocol import RankEnd
@@ -84,14 +82,6 @@ def overdue(
     if now - opened > limits.cell_timeout_s:
         return f"was not done when the cell's {limits.cell_timeout_s:g} s were over"
     return None
-
-
-def ends(folder: CellFolder) -> dict[int, RankEnd]:
-    """Return how ranks ended by themselves, as the agent saw it before it ended the others."""
-    try:
-        return msgspec.json.decode(folder.failures.read_bytes(), type=dict[int, RankEnd])
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def first_cause(

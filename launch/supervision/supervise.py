@@ -18,8 +18,8 @@ from benchmarks.agent.protocol import RankEnd
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
-from launch.engines.engine import Job, Lost
-from launch.supervision.failure import ends, first_cause, overdue, with_log
+from launch.engines.engine import Job, Lost, rank_ends
+from launch.supervision.failure import first_cause, overdue, with_log
 from launch.supervision.hang import STUCK, explain_hang
 from launch.supervision.watch import Watch, locate, log_bytes
 
@@ -116,7 +116,7 @@ def run(
     if failure is None:
         if status is not None and status < 0:
             vanished = {}  # its ranks die with a killed agent
-        failure = first_cause(watch, folder, ends(folder) or vanished, status, lost)
+        failure = first_cause(watch, folder, rank_ends(folder) or vanished, status, lost)
     if failure is None:
         return Outcome("finished", None, unkillable_pids)
     return Outcome("failed", with_log(failure, folder), unkillable_pids)
