@@ -61,6 +61,7 @@ from launch.supervision.supervise import INTERRUPTED, Stopping
 from launch.supervision.watch import Watch
 from launch.tracking.tracker import MlflowWriter
 
+PIPE_WIDTH = 120  # characters
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
@@ -84,6 +85,8 @@ def run(
     console = SafeConsole(cast(TextIO, ResilientStream(sys.stdout)))
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
+    if console.soft_wrap:
+        console.width = PIPE_WIDTH  # of tables
     stopping = Stopping(console)
     if requests[0].config.engine.submit and not requests[0].config.dry_run:
         configs = [checked(request.config)[0] for request in requests]
@@ -303,13 +306,14 @@ class SweepRun:
         finished = {record.cell_key for record in self.measured if record.state == "finished"}
         unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
         slow: list[str] = []
+        every_run = [*self.done.values(), *self.measured]
         if self.config.health:
             from analysis.findings.health import health  # needs numpy
 
-            study = Study.of([*self.done.values(), *self.measured])
-            slow, compared = health(study, self.config.validity.slow_rank_limit)
+            slow, compared = health(Study.of(every_run), self.config.validity.slow_rank_limit)
             findings = (*slow, compared, *findings)
-        print_summary(self.console, self.study, self.measured, unfinished, findings, where)
+        shown = Study.of(self.known, scatters=self.other_studies)
+        print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
         status = exit_status(
             [*self.done.values(), *self.measured],
             self.stopping() or self._too_short,

@@ -117,7 +117,7 @@ def test_a_cell_does_not_wait_for_the_store_and_its_run_is_written(run, output_d
         done = run(Engine(*ranks_begin, is_done, ends(0)), output_dir, 2, "report=false")
     assert done.states == ["finished", "finished"] and done.status == 0
     assert done.stored() == ["FINISHED", "FINISHED"]
-    assert "note: " not in done.said.replace("note: no GPU", "")
+    assert "note: " not in done.said.replace("note: no NVIDIA GPU", "")
     kinds = [line["kind"] for line in read_lines(done.study / "journal.jsonl")]
     of_cells = [kind for kind in kinds if kind in ("sweep", "begin", "end")]
     assert of_cells == ["sweep", *["begin", "end"] * 2]
@@ -282,4 +282,4 @@ def test_a_cell_of_a_lost_host_is_skipped_and_the_others_are_measured(run, tmp_p
     done = run(engine, tmp_path, 2, "report=false", "tracking=none", "noise_pairs=0")
     assert (done.status, [record.cell.batch_size for record in done.records]) == (1, [2])
     assert "batch 1 was not measured: host b is lost: its wire is cut" in done.said
-    assert "1 of 2 cells in " in done.said and ", 1 skipped: node_lost" in done.said
+    assert "1 of 2 runs in " in done.said and ", 1 skipped: node_lost" in done.said

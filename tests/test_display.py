@@ -9,12 +9,14 @@ from build import changed_cell
 from rich.console import Console
 
 from analysis.report.cell_numbers import COLUMNS, first_number
+from analysis.study.study import Study
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
-from launch.display.closing_summary import doubts
-from launch.display.columns import verdict
-from launch.display.screen import DISPENSABLE, Screen, duration
+from launch.display.closing_summary import doubts, print_summary
+from launch.display.columns import BAR, DISPENSABLE, verdict
+from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
+from launch.study.study_folder import StudyFolder
 from launch.supervision.watch import Watch
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
@@ -34,10 +36,11 @@ def console(width=120, height=30, terminal=True):
     )  # fmt: skip
 
 
-def watch(phase, iterations):
+def watch(phase, iterations, *lines):
     seen = Watch(CellFolder(Path("nowhere")), 2)
     for rank in seen.ranks:
-        rank.phase, rank.iterations = phase, iterations
+        for line in ({"kind": "beat", "phase": phase, "iterations": iterations}, *lines):
+            seen._take(rank, line)
     return seen
 
 
@@ -79,7 +82,7 @@ def test_a_wide_terminal_has_every_number():
     assert " ".join(lines[1].split()) == "0,3 LOC – finished 9,125 one run 4,563 3.84 26.6 valid"
     line = "9,352  one run    4,676        0.453            226  valid: setting_no_effect"
     assert lines[4].endswith(line)
-    assert lines[-1] == "8 of 8 cells in 0 s"
+    assert lines[-1] == "8 of 8 runs in 0 s"
 
 
 @pytest.mark.parametrize("study", ["settings", "scaling", "feet"])
@@ -104,7 +107,7 @@ def test_efficiency_is_against_the_baseline_of_the_same_condition():
 
 def test_columns_that_are_the_same_for_all_are_printed_once_and_break_between_words():
     with open_screen(records("settings"), 60) as screen:
-        assert "0 of 8 cells in 0 s, about " in drawn(screen)[-1]
+        assert "0 of 8 runs in 0 s, about " in drawn(screen)[-1]
     text = screen.console.file.getvalue()
     common = ("model resnet50  benchmark throughput", "batch 256", "precision bf16", "optimize eag")
     assert all(words in text for words in common)
@@ -134,40 +137,93 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     pairs = zip((first, second, third), validities, strict=True)
     judged = [dataclasses.replace(record, validity=validity) for record, validity in pairs]
     judged.append(dataclasses.replace(third, state="failed", validity=validities[1]))
+    named = "resnet50 · nccl_allreduce · gpus 0,3"
     assert doubts(judged) == [
-        "invalid: these numbers are not what was asked for, and take part in no comparison",
-        "  noisy: the interval is wide: ±20%",
-        "  throttled: the clocks were lowered",
-        "suspect: these numbers are used, but a check casts doubt on them",
-        "  noisy: the interval is wide: ±9%",
-        "unchecked: throttled and foreign_load (the GPUs were not sampled)",
+        ("✗ 1 invalid, 1 suspect and 1 valid of 3 runs", "red"),
+        (f"  invalid: {named}: noisy: the interval is wide: ±20%", "red"),
+        (f"  invalid: {named}: throttled: the clocks were lowered", "red"),
+        ("  noisy: the interval is wide: ±9%", "yellow"),
+        ("  not checked: throttled and foreign_load (the GPUs were not sampled)", "dim"),
     ]
     assert [verdict(one) for one in judged[:3]] == [
         "suspect: profiled, noisy", "invalid: noisy, throttled", "valid, 2 unchecked",
     ]  # fmt: skip
     several = Validity("suspect", dict.fromkeys("abcde", "a reason"))
-    lines = doubts([dataclasses.replace(first, validity=several)] * 3)[1:]
-    reasons = [f"  {code}: a reason (and 2 more cells)" for code in "abc"]
-    assert lines == [*reasons, "  … and 2 more of this kind."]
+    (headline, *lines) = doubts([dataclasses.replace(first, validity=several)] * 3)
+    assert headline == ("✗ NOT RELIABLE: all 3 runs suspect", "yellow")
+    assert lines == [(f"  {code}: a reason (3 runs)", "yellow") for code in "abcde"]
+    assert doubts(records("settings"))[0] == ("✓ all 8 runs valid", "green")
 
 
-def test_the_running_cell_is_marked_and_time_left_counts_down(clock):
+def closing(measured, width=80, finding=()):
+    """The lines that a sweep ends with."""
+    paper = console(width)
+    folder = StudyFolder(DATA.parent / "h200_x2", "strategies", only_read=True)
+    print_summary(paper, folder, Study.of(measured), measured, 0, finding, ["report   index.html"])
+    return [line.rstrip() for line in paper.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_sweep_ends_with_a_line_for_each_configuration(width):
+    """Medians of 3 runs each, the fastest first; `none` is no rival."""
+    measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
+    title, head, *lines = closing(measured, width)[1:]
+    assert title == "resnet50 · 2 × H200 · GPUs 0,1 · 3 runs each"
+    assert all(len(line) <= width for line in (head, *lines[:8]))
+    assert ("exchange GB/s" in head) == (width >= 100) and "against fastest" in head
+    rows = [line.split() for line in lines[:8]]
+    assert [row[:2] for row in rows[:3]] == [
+        ["none", "9,472"], ["kvstore_device", "9,364"], ["nccl_allreduce", "9,339"],
+    ]  # fmt: skip
+    assert "fastest" not in rows[0] and "fastest" in rows[1]
+    assert "−0.28 %, tied" in lines[2] and "−9.8 %, slower" in lines[7]
+    assert all(row[-1] == "✓" for row in rows)
+    assert lines[8] == "✓ all 25 runs valid"
+
+
+def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once():
+    measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
+    noisy = Validity("suspect", {"noisy": "step time varies: ±9 %"})
+    wrong = Validity("invalid", {"gradient_not_mean": "relative error 1"})
+    for index, record in enumerate(measured):
+        repeat, strategy = record.cell.repeat, record.cell.strategy["name"]
+        if strategy == "cpu_staged" or (strategy == "none" and repeat == 2):
+            measured[index] = dataclasses.replace(record, validity=noisy)
+        if strategy == "kvstore_device" and repeat == 1 and not record.drift:
+            measured[index] = dataclasses.replace(record, validity=wrong)
+            name = f"{record.name} · repeat 1"
+    lines = closing(measured, 100, ["Not reliable. It is noisy.", "The answer."])
+    by_name = {line.split()[0]: line for line in lines if line}
+    assert "~9,200" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
+    assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
+    assert "2 to 3 runs each" in lines[1]
+    assert "✗ 1 invalid, 4 suspect and 20 valid of 25 runs" in lines
+    assert f"  invalid: {name}: gradient_not_mean: relative error 1" in lines
+    assert "  noisy: step time varies: ±9 % (4 runs)" in lines
+    assert "The answer." in lines and not any("Not reliable" in line for line in lines)
+
+
+def test_the_running_cell_has_its_rate_and_time_left_counts_down(clock):
+    """The rate is that of the newest window that each rank reported."""
     measured = records("scaling")[:6]
+    block = {"kind": "block", "purpose": "timed", "ms": [50.0, 60.0], "images": 512}
     with open_screen(measured, 80) as screen:
         for number, record in enumerate(measured[:4]):
             screen.settle(number, "finished", record)
-        screen.progress(4, watch("timed", 73))
+        screen.progress(4, watch("timed", 73, block))
         lines = drawn(screen)
-        assert next(line for line in lines if "▸ timed" in line).startswith("0,1,2,3")
+        assert next(line for line in lines if "▸ measuring" in line).startswith("0,1,2,3")
         assert next(line for line in lines if "waiting" in line).startswith("0,1 ")
-        assert lines[-2:] == ["4 of 6 cells in 0 s, about 45 s left", "cell 5: timed, 73 steps"]
-        screen.progress(4, watch("check", 1))
-        assert drawn(screen)[-1] == "cell 5: check, 1 step"
+        doing = "run 5: measuring, 73 steps, 9,309 images/s"
+        assert lines[-2:] == ["4 of 6 runs in 0 s, about 45 s left", doing]
+        for phase, word in (("check", "checking"), ("exposed", "measuring the exchange")):
+            screen.progress(4, watch(phase, 1))
+            assert drawn(screen)[-1] == f"run 5: {word}, 1 step"
         clock[0] += 10
-        assert "6 cells in 10 s, about 35 s left" in drawn(screen)[-2]
+        assert "6 runs in 10 s, about 35 s left" in drawn(screen)[-2]
         clock[0] += 100  # longer than the estimate: only what follows is left
         assert "about 25 s left" in drawn(screen)[-2]
-    assert drawn(screen)[-1] == "4 of 6 cells in 1 min 50 s, 2 not started"
+    assert drawn(screen)[-1] == "4 of 6 runs in 1 min 50 s, 2 not started"
 
 
 def test_a_failed_cell_names_its_cause():
@@ -179,7 +235,7 @@ def test_a_failed_cell_names_its_cause():
     _, lines = settled(measured, 80)
     assert lines[1].split()[-4:] == ["failed", "hang,", "rank", "1"]
     assert lines[2].split()[-1] == "interrupted"
-    assert lines[-1] == "6 of 8 cells in 0 s, 1 failed, 1 interrupted"
+    assert lines[-1] == "6 of 8 runs in 0 s, 1 failed, 1 interrupted"
 
 
 def repeats(count):
@@ -195,7 +251,7 @@ def test_many_cells_scroll_while_running_and_all_that_ran_stay_at_the_end():
             screen.settle(number, "finished", first)
         screen.progress(25, watch("warm-up", 4))
         lines = drawn(screen)
-        assert len(lines) <= 22 and any("▸ warm-up" in line for line in lines)
+        assert len(lines) <= 22 and any("▸ warming up" in line for line in lines)
         assert lines[-2].endswith("rows 17–34")
     lines = drawn(screen)
     assert sum("finished" in line and "9,360" in line for line in lines) == 25
@@ -251,7 +307,7 @@ def test_plain_lines_where_there_is_no_terminal():
         f"[3/3] {name} 0,3 · P2P_LEVEL=LOC  started",
         f"[3/3] {name} 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",
-        "2 of 3 cells in 0 s, 1 failed",
+        "2 of 3 runs in 0 s, 1 failed",
     ]
 
 
@@ -268,7 +324,7 @@ def test_a_dumb_terminal_gets_a_line_for_each_cell_while_it_runs(monkeypatch):
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_reference_is_explained_below_its_column(width):
     measured = records("strategies")
-    sentence = "reference: the exchange's own bytes in the largest pieces, without any waiting"
+    sentence = "reference: the same bytes sent as one large message, without waiting"
     _, lines = settled(measured, width)
     assert ("of reference speed" in lines[0]) == (sentence in lines) == (width == 200)
     plain, _ = settled(measured, width, terminal=False)
@@ -289,6 +345,6 @@ def test_cpu_workers_are_not_called_gpus(width):
 
 
 def test_columns_that_can_be_left_out_are_columns_and_durations_read_well():
-    assert set(DISPENSABLE) < set(COLUMNS)
+    assert {*DISPENSABLE} - {BAR} < {*COLUMNS}
     texts = ["0 s", "48 s", "6 min 05 s", "1 h 00 min", "1 h 15 min"]
     assert [duration(seconds) for seconds in (0.4, 48, 365, 3600, 4520)] == texts

@@ -163,8 +163,8 @@ def test_a_dry_run_says_what_is_done_before_and_the_time_of_the_rest(tmp_path, h
     lines = console.file.getvalue().splitlines()
     assert [line.endswith(" (done before)") for line in lines[:cells]] == [True, False][:cells]
     said = (
-        "1 cell done before; nothing was started"
+        "1 run done before; nothing was started"
         if cells == 1
-        else "1 cell done before; 1 cell, about "
+        else "1 run done before; 1 run, about "
     )
     assert lines[-1].startswith(said) and sorted(study.folder.rglob("*")) == before

@@ -184,7 +184,7 @@ def test_every_second_of_a_cell_is_told(swept, capsys):
     (child,) = runs(folder / "m.db")[1]
     ratio = metrics["cell/seconds"] / metrics["cell/measuring_seconds"]
     assert child.data.metrics["cell/overhead_ratio"] == pytest.approx(ratio)
-    line = r"^time     .* in 1 cell, \d+ s of that spent measuring$"
+    line = r"^time     .* \(\d+ s measuring, .* starting and checking\)$"
     assert re.search(line, done.stdout, re.MULTILINE)
     page = (folder / "default" / "report" / "index.html").read_text()
     assert "<h2>What the cells cost</h2>" in page

@@ -199,7 +199,7 @@ def test_equal_cells_are_measured_once():
 def test_what_cpu_workers_do_otherwise_is_told_once():
     sweep = planned(["gpus=best:2", "nccl.p2p_level=LOC"], ["gpus=worst:1"])
     assert subsets(sweep) == [(0,), (0, 1)]
-    for words in ("CPU workers have no links", "no GPU is used", "have no effect"):
+    for words in ("CPU workers have no links", "running on 2 CPU workers", "have no effect"):
         assert says(sweep, words) == 1
     assert says(planned(["gpus=0,1,2,3,4,5,6,7"]), "8 CPU workers share") == (usable_cores() < 8)
     share = sweep.machine.threads

@@ -130,7 +130,7 @@ def test_a_signal_while_done_cells_are_settled_ends_it(tmp_path, monkeypatch, si
     assert len(shown) in (0, 3) and not (study / "report").exists()
     assert "what was measured is kept" in said
     if shown:
-        assert f"records  {study}" in said and "12 of 12 cells" in said
+        assert f"records  {study}" in said and "12 of 12 runs" in said
     assert len(list(study.glob("*/record.json"))) == 12
 
 
@@ -175,4 +175,4 @@ def test_a_real_launcher_leaves_within_seconds_of_a_signal(tmp_path, signum):
         said, err = launcher.communicate(timeout=60)
     assert (launcher.returncode, err) == (130, "") and time.monotonic() - began < 10
     assert said.count("done before") < 599 and "what was measured is kept" in said
-    assert "600 of 600 cells" in said and not (tmp_path / "done" / "report").exists()
+    assert "600 of 600 runs" in said and not (tmp_path / "done" / "report").exists()

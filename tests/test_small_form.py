@@ -30,8 +30,8 @@ def dry_run(launch, two_cores):
         code, out, err = launch(*arguments, "dry_run=true")
         assert (code, err) == (0, "")
         *lines, last = out.splitlines()
-        rule = "by a rule of thumb for an idle machine; nothing"
-        found = re.match(rf"(\d+) cells?, about (?:(\d+) min )?(\d+) s {rule}", last)
+        rule = r"\(rough estimate\); nothing"
+        found = re.match(rf"(\d+) runs?, about (?:(\d+) min )?(\d+) s {rule}", last)
         notes = [line for line in lines if line.startswith("note: ")]
         cells = [line.split(maxsplit=1)[1] for line in lines if line not in notes]
         assert found and int(found[1]) == len(cells) == len(set(cells))
@@ -59,7 +59,7 @@ def test_a_command_without_arguments_says_first_what_it_measures_and_how_long(
     code, out, err = launch()
     first, *rest = out.splitlines()
     study = "First study (help: python launch.py --help): fmnist_cnn on 1, 2, 4, … all devices; "
-    assert (code, err, begun) == (0, "", [0, 1]) and first.startswith(f"{study}2 cells, about ")
+    assert (code, err, begun) == (0, "", [0, 1]) and first.startswith(f"{study}2 runs, about ")
     assert f"note: study first {SMALL} (model=fmnist_cnn)" in "\n".join(rest)
 
 
@@ -117,11 +117,11 @@ def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     known = [took(one, 2 * rule_of_thumb(one, first=True))]
     # The machine is half as fast.
     assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)])
-    words = "by what the same model took in this study"
-    assert worded([PlannedCell(two)], known).endswith(words)
+    words = "(based on earlier runs of this model"
+    assert worded([PlannedCell(two)], known).endswith(f"{words})")
     other = PlannedCell(make_cell(max_seconds=3.0))
-    rule = "or, of 1, by a rule of thumb for an idle machine"
-    assert worded([PlannedCell(two), other], known).endswith(f"{words} {rule}")
+    rule = "; a rough estimate for 1)"
+    assert worded([PlannedCell(two), other], known).endswith(f"{words}{rule}")
 
 
 def on_gpus(nccl=None, **changes):

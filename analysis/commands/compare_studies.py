@@ -22,6 +22,7 @@ from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.between_studies import (
     FAIL,
     INCONCLUSIVE,
+    MOST_REPEATS,
     PASS,
     CellDifference,
     Differences,
@@ -348,12 +349,12 @@ def _reason(cell: CellDifference, limit: float) -> str:
     if cell.verdict == UNKNOWN:
         words = cell.why
     elif cell.all_suspect:
-        words = f"every run is suspect in {cell.all_suspect}"
+        return f"every run is suspect in {cell.all_suspect}: remove the cause and measure again"
     repeats = cell.repeats_for(limit)
     if limit and repeats:
         words += f"; about {repeats} runs on each side would detect {100 * limit:g} %"
     elif limit and cell.scatter is not None:
-        words += "; its runs vary too much for any number of repeats: stop other programs"
+        words += f"; more than {MOST_REPEATS} runs would be needed: stop other programs"
     return words
 
 

@@ -133,8 +133,7 @@ def about_columns(shown: Container[str]) -> str:
     """Return what the reference of an exchange and the interval of a cost are, where shown."""
     words = []
     if COLUMN_OF[IDEAL] in shown:
-        bytes_of = "the exchange's own bytes in the largest pieces"
-        words.append(f"reference: {bytes_of}, without any waiting")
+        words.append("reference: the same bytes sent as one large message, without waiting")
     if COLUMN_OF[COST] in shown:
         words.append("cost: with the 95 % interval for the next run, else that inside the run")
     return "; ".join(words)

@@ -1,6 +1,10 @@
 """What a sweep prints beside its table: the plan of a dry run, the last lines, its status."""
 
+import math
+import statistics
+from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from shlex import quote
 
 from rich.console import Console
@@ -8,25 +12,36 @@ from rich.padding import Padding
 from rich.text import Text
 
 from analysis.cost import MEASURING
+from analysis.findings.record_values import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
-from analysis.report.numbers import THIN
-from analysis.text import count, first_lines, join_words, single_line
+from analysis.report.cell_numbers import COLUMNS, MARGIN, cell_numbers, heading
+from analysis.report.numbers import THIN, number
+from analysis.study.names import BETWEEN, of_unit, run_name, unit_of_cells
+from analysis.study.noise_floor import is_suspect
+from analysis.study.provenance import short_hardware
+from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.study.runs import Runs
+from analysis.study.study import Study
+from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, read_study
+from conf.cell import counted
+from launch.display.columns import BAR, COST, GPUS, VALIDITY, fitted_table, request_columns
 from launch.plan.estimate import duration, worded
+from launch.plan.order import PlannedCell
 from launch.plan.plan import Plan
 from launch.study.run_environment import RunEnvironment
 from launch.study.study_folder import StudyFolder, find_finished
 from launch.supervision.failure import few_lines
 
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
-MOST_CODES = 3  # of one verdict; the report explains all
 LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
-# What a verdict means.
-VERDICTS = {
-    "invalid": "these numbers are not what was asked for, and take part in no comparison",
-    "suspect": "these numbers are used, but a check casts doubt on them",
-}
+MOST_REASONS = 5  # of doubt
+STYLES = {"invalid": "red", "suspect": "yellow", "valid": "green"}
+DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
+BAR_LENGTH = 8  # characters, of the highest rate
+AGAINST = "against fastest"
+FIRST_COLUMNS = ("images/s", MARGIN, "efficiency", BAR, AGAINST)
 
 
 def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
@@ -51,9 +66,8 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
             rest.append(entry)
         console.print(f"{index + 1:4d}  {entry.name}{mark}", markup=False)
     if planned.cells and planned.cells[-1].drift:
-        drift = "the first cell once more at the end, to show what changed on the machine meanwhile"
-        console.print(f"note: drift: {drift}")
-    about = f"{count(len(done), 'cell')} done before"
+        console.print("note: drift: the first run once more at the end, to show what changed")
+    about = f"{count(len(done), 'run')} done before"
     if rest or not done:
         time = worded(rest, records)
         about = f"{about}; {time}" if done else time
@@ -63,25 +77,28 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
 def print_summary(
     console: Console,
     study: StudyFolder,
-    measured: Sequence[Record],
+    shown: Study,
+    runs: Sequence[Record],
     unfinished: int,
     finding: Sequence[str],
     where: Sequence[str],
 ) -> None:
-    """Print the end of a sweep: what the study shows, what casts doubt on it, failures, and where
-    it all is.
+    """Print the end of a sweep: its configurations, what casts doubt on runs, failures, what the
+    study shows, and where it all is.
 
-    `unfinished` is how many cells have no finished record; `finding` are the sentences of the
-    study's report; `where` are the lines that say where everything is.
+    `shown` is the study; `runs` are those of this sweep, `unfinished` how many are missing;
+    `finding` are the sentences of the study's report; `where` are the lines that say where
+    everything is.
     """
-    for line in [*finding, *doubts(measured)]:
-        _print_indented(console, line.replace(THIN, " "))
-    for record in measured:
+    print_configurations(console, shown, runs)
+    for line, style in doubts(runs):
+        _print_indented(console, line, style)
+    for record in runs:
         failure = record.failure
         if record.state != "failed" or not failure:
             continue
         message = single_line(failure.message, MESSAGE_LENGTH)
-        _print_indented(console, f"failed: {record.name}: {message}")
+        _print_indented(console, f"✗ failed: {record.name}: {message}", "red")
         for line in few_lines(failure.log_tail, LOG_LINES):
             console.print(f"    {line}", markup=False, style="dim")
         folder = study.folder_of(record)
@@ -90,24 +107,122 @@ def print_summary(
             log = folder.rank_log(failure.rank)
         if log.exists():
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
-    lines = [f"records  {study.folder}", *where]
+    console.print()
+    is_doubtful = bool(runs) and all(record.validity.against for record in runs)
+    for line in finding:
+        if not line.startswith(DOUBTFUL):  # `doubts` said it
+            _print_indented(console, line.replace(THIN, " "), "dim" if is_doubtful else "")
+    lines = [*where, f"records  {study.folder}"]
     if unfinished:
-        missing = count(unfinished, "missing cell")
-        lines.insert(0, f"next     the same command measures the {missing}; finished ones stay")
+        missing = count(unfinished, "missing run")
+        lines.append(f"next     rerun the same command: it measures the {missing}")
     elif not finding:
-        report = f"python -m analysis report {quote(str(study.folder))}"
-        lines.insert(0, f"next     {report}   says what these records show")
+        lines.append(f"next     python -m analysis report {quote(str(study.folder))}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 
-def _print_indented(console: Console, line: str) -> None:
+def print_configurations(console: Console, study: Study, records: Sequence[Record]) -> None:
+    """Print a line for each configuration of these records, the highest rate first."""
+    ids = {record.record_id for record in records}
+    members = [runs for runs in study.runs if not ids.isdisjoint(runs.record_ids)]
+    if not members:
+        return
+    members.sort(key=lambda runs: -statistics.median(runs.log_rates or [-math.inf]))
+    cells = [replace(runs.cell, repeat=0) for runs in members]
+    things, unit = counted(cells), unit_of_cells(cells)
+    common, columns = request_columns([PlannedCell(cell) for cell in cells])
+    columns.pop("run", None)
+    title = [common[name] for name in ("model", "strategy", "benchmark") if name in common]
+    if "throughput" in title:
+        title.remove("throughput")
+    if unit == "GPUs":
+        title.append(short_hardware(members[0].records[0]))
+    if len(set(columns[GPUS])) == 1:
+        title.append(of_unit(f"{GPUS} {columns.pop(GPUS)[0]}", unit))
+    sizes = sorted({len(runs.records) for runs in members})
+    if sizes[-1] > 1:
+        title.append(f"{' to '.join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))} runs each")
+    texts = {name: list(map(Text, values)) for name, values in columns.items()}
+    rows = _rows(study, members)
+    for name in FIRST_COLUMNS + COLUMNS + (VALIDITY,):
+        if any(name in row for row in rows):
+            texts.setdefault(name, [row.get(name, Text()) for row in rows])
+    titles = {name: heading(name, things, unit) for name in texts} | {BAR: "", VALIDITY: ""}
+    console.print(Text(f"\n{BETWEEN.join(title)}", "bold"))
+    table = fitted_table(texts, titles, console.width, [VALIDITY, *columns])
+    console.print(table, soft_wrap=False)
+
+
+def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
+    """Return {column: text} of each configuration: its medians, and how it stands."""
+    from analysis.findings.ranking import FASTEST, rank_configurations
+
+    from analysis.findings.comparisons import comparisons  # they need numpy
+
+    singles, medians = dict(study.singles), []
+    for runs in members:
+        # A record with the medians of all runs, for it is shown as that of one run is.
+        metrics = {}
+        for name in runs.records[-1].metrics:
+            metrics[name] = runs.median(name) or 0.0
+        medians.append(replace(runs.records[-1], metrics=metrics))
+        singles[id(medians[-1])] = runs
+    several = SeveralRecords(replace(study, singles=singles))
+    standings = {}
+    for ranking in rank_configurations(study, comparisons(study)):
+        for ranked in ranking.configurations:
+            standings[ranked.runs.record_ids] = ranked
+    is_told = any(ranked.standing == FASTEST for ranked in standings.values())
+    highest = max(record.metrics.get(IMAGES_PER_SECOND, 0.0) for record in medians)
+    rows = []
+    for runs, record in zip(members, medians, strict=True):
+        ranked = standings.get(runs.record_ids)
+        suspects = [run for run in runs.records if is_suspect(run)]
+        texts = cell_numbers(record, several.shown(record))
+        texts.pop(COST, "")  # there is little room
+        style = ""
+        rate = record.metrics.get(IMAGES_PER_SECOND, 0.0)
+        if rate:
+            full, rest = divmod(round(8 * BAR_LENGTH * rate / highest), 8)
+            texts[BAR] = "█" * full + " ▏▎▍▌▋▊▉"[rest].strip()
+        if len(suspects) == len(runs.records):
+            style = "dim"
+            if rate:
+                texts[COLUMNS[0]] = f"~{float(f'{rate:.2g}'):,.0f}"  # no digits that nobody knows
+        elif ranked is not None and is_told:
+            texts[AGAINST] = _standing(ranked.standing, ranked.behind.value)
+            if ranked.standing == FASTEST:
+                style = "green"
+        row = {name: Text(text.replace(THIN, " "), style) for name, text in texts.items()}
+        codes: dict[str, None] = {}
+        for run in suspects:
+            codes |= dict.fromkeys(run.validity.against)
+        row[VALIDITY] = Text("✓", "green")
+        if suspects:
+            some = "suspect"
+            if len(suspects) < len(runs.records):
+                some = f"{len(suspects)} of {len(runs.records)} suspect"
+            row[VALIDITY] = Text(f"{some}: {', '.join(codes)}", "yellow")
+        rows.append(row)
+    return rows
+
+
+def _standing(standing: str, behind: float) -> str:
+    """Return `fastest`, `−0.3 %, tied`, `−1.5 %, slower` or `not tested`."""
+    if standing in ("tied", "slower"):
+        return f"{number(behind, 'change')}, {standing}"
+    return {"cannot tell": "not tested"}.get(standing, standing)
+
+
+def _print_indented(console: Console, line: str, style: str = "") -> None:
     """Print a sentence; where the width is known, with every line indented alike."""
     if console.soft_wrap:
         console.print(Text(line))
         return
     text = line.lstrip()
-    console.print(Padding(Text(text), (0, 0, 0, len(line) - len(text)), expand=False))
+    padding = (0, 0, 0, len(line) - len(text))
+    console.print(Padding(Text(text, style), padding, expand=False))
 
 
 def exit_status(
@@ -134,8 +249,8 @@ def locked_cells_note(locked: int) -> str:
     are = "are"
     if locked == 1:
         are = "is"
-    cells = f"{count(locked, 'cell')} of this sweep {are} measured by other launchers"
-    return f"{cells}, and wait=false does not wait for them (exit status {MEASURED_ELSEWHERE})"
+    runs = f"{count(locked, 'run')} of this sweep {are} measured by other launchers"
+    return f"{runs}, and wait=false does not wait for them (exit status {MEASURED_ELSEWHERE})"
 
 
 def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
@@ -144,49 +259,47 @@ def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
     forecasts = about_forecasts(measured)
     if forecasts:
         lines.append(f"forecast {forecasts}")
-    cells_s = measuring_s = 0.0
-    for record in measured:
-        cells_s += record.ended_at - record.started_at
-        measuring_s += record.metrics.get(MEASURING, 0.0)
+    measuring_s = sum(record.metrics.get(MEASURING, 0.0) for record in measured)
     if measuring_s:
-        cells = f"{duration(cells_s)} in {count(len(measured), 'cell')}"
-        measuring = f"{duration(measuring_s)} of that spent measuring"
-        lines.append(f"time     {duration(sweep_s)}: {cells}, {measuring}")
+        rest = f"{duration(sweep_s - measuring_s)} starting and checking"
+        lines.append(f"time     {duration(sweep_s)} ({duration(measuring_s)} measuring, {rest})")
     return lines
 
 
-def doubts(records: Sequence[Record]) -> list[str]:
-    """Return for each verdict but `valid` what it means, and below it what its checks found.
-
-    The line of a check is what it said of the first cell, and how many more have it. The last line
-    names checks that could not run.
+def doubts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return (sentence, style): how many runs are valid, why each invalid one is not, and what
+    made others suspect; the last names checks that could not run.
     """
-    finished = [record.validity for record in records if record.state == "finished"]
-    lines: list[str] = []
-    for verdict, meaning in VERDICTS.items():
-        texts: dict[str, list[str]] = {}  # by code
-        for validity in finished:
-            if validity.verdict == verdict:
-                for code, text in validity.against.items():
-                    texts.setdefault(code, []).append(text)
-        codes = []
-        for code, of_cells in texts.items():
-            line = f"{code}: {of_cells[0]}"
-            if len(of_cells) > 1:
-                line += f" (and {count(len(of_cells) - 1, 'more cell')})"
-            codes.append(line)
-        if codes:
-            lines.append(f"{verdict}: {meaning}")
-            for line in first_lines(codes, MOST_CODES):
-                lines.append(f"  {line}")
+    finished = [record for record in records if record.state == "finished"]
+    verdicts = Counter(record.validity.verdict for record in finished)
+    reasons: dict[tuple[str, str], list[str]] = {}  # by style, and run or code
     unchecked: dict[str, str] = {}
-    for validity in finished:
-        for code, why in validity.unchecked.items():
-            unchecked.setdefault(code, why)
+    for record in finished:
+        verdict = record.validity.verdict
+        unchecked |= record.validity.unchecked
+        for code, text in record.validity.against.items():
+            name = f"{code}:" if verdict == "suspect" else f"invalid: {run_name(record)}: {code}:"
+            reasons.setdefault((STYLES[verdict], name), []).append(text)
+    lines = []
+    runs = count(len(finished), "run")
+    words = [f"{verdicts[verdict]} {verdict}" for verdict in STYLES if verdicts[verdict]]
+    text = f"{join_words(words)} of {runs}"
+    if len(words) == 1:
+        text = f"{'all ' if len(finished) > 1 else ''}{runs} {next(iter(verdicts))}"
+    worst = min(verdicts, key=[*STYLES].index, default="")
+    if worst == "valid":
+        lines.append((f"✓ {text}", STYLES[worst]))
+    elif worst:
+        mark = "✗" if verdicts["valid"] else "✗ NOT RELIABLE:"
+        lines.append((f"{mark} {text}", STYLES[worst]))
+    for (style, name), texts in sorted(reasons.items())[:MOST_REASONS]:
+        more = f" ({len(texts)} runs)" if len(texts) > 1 else ""
+        lines.append((single_line(f"  {name} {texts[0]}{more}", MESSAGE_LENGTH), style))
+    if len(reasons) > MOST_REASONS:
+        lines.append((f"  … and {len(reasons) - MOST_REASONS} more (the report has all)", ""))
     if unchecked:
-        reasons = list(dict.fromkeys(unchecked.values()))
-        more = ""
-        if len(reasons) > 1:
-            more = ", …"
-        lines.append(f"unchecked: {join_words(list(unchecked), 4)} ({reasons[0]}{more})")
-    return [single_line(line, MESSAGE_LENGTH) for line in lines]
+        causes = list(dict.fromkeys(unchecked.values()))
+        more = ", …" if len(causes) > 1 else ""
+        line = f"  not checked: {join_words(list(unchecked), 4)} ({causes[0]}{more})"
+        lines.append((single_line(line, MESSAGE_LENGTH), "dim"))
+    return lines

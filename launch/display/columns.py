@@ -1,7 +1,13 @@
-"""The columns of a sweep's table that say what each cell asks for, and a verdict in words."""
+"""The columns of a sweep's tables: what each cell asks for, its verdict, and what fits a width."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from rich.cells import cell_len
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
 from analysis.report.numbers import ABSENT
 from analysis.study.names import KIND, NCCL, varying
 from analysis.validity.checks import verdict_words
@@ -14,6 +20,16 @@ MOST_SETTINGS = 3  # of NCCL's that have a column each; a preset sets many at on
 # Options that have a column of another name.
 RENAMED = (*KIND, "batch_size", "precision", "optimize")
 OF_TRAINING = ("model", "strategy", "batch", "precision", "optimize")
+STATE, VALIDITY, COST, BAR = "state", "validity", "cost ms", "bar"
+# A narrow terminal leaves these columns out, in this order.
+DISPENSABLE = (
+    *(TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms"),
+    *("per GPU", "exchange GB/s", BAR, MARGIN, "efficiency"),
+)
+STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
+LEAST_VERDICT = 24  # of a verdict with its first code, before other columns are left out
+LEAST_WIDTH = 5  # of columns of words, which are cut
+GAP = 2  # between columns
 
 
 def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -106,3 +122,41 @@ def verdict(record: Record | None) -> str:
     if failure.rank is None:
         return failure.cause
     return f"{failure.cause}, rank {failure.rank}"
+
+
+def fitted_table(
+    columns: dict[str, list[Text]], titles: Mapping[str, str], width: int, cut: Collection[str]
+) -> Table:
+    """Return columns as a table for a width, and remove what has no room from `columns`.
+
+    What is too wide then is cut in the columns of `cut`.
+    """
+    widths = {}
+    for name, texts in columns.items():
+        widths[name] = cell_len(titles[name])
+        for text in texts:
+            text.no_wrap, text.overflow = True, "ellipsis"
+            widths[name] = max(widths[name], text.cell_len)
+    if STATE in widths:
+        widths[STATE] = max(STATE_WIDTH, widths[STATE])
+    least = widths | {VALIDITY: min(LEAST_VERDICT, widths[VALIDITY])}
+    for name in DISPENSABLE:
+        if sum(least[column] + GAP for column in columns) > width + GAP:
+            columns.pop(name, None)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        if name in cut:
+            widths[name] = min(LEAST_WIDTH, widths[name])
+        justify: JustifyMethod = "left"
+        if name in COLUMNS and name != TRANSPORT:
+            justify = "right"
+        table.add_column(
+            Text(titles[name], no_wrap=True, overflow="ellipsis"),
+            justify=justify,
+            no_wrap=name not in cut,
+            overflow="ellipsis",
+            min_width=widths[name],
+        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TextIO
 
 from rich.cells import cell_len
-from rich.console import Console, Group, JustifyMethod
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +18,7 @@ from rich.text import Text
 from analysis.console import SafeConsole
 from analysis.findings.record_values import SeveralRecords
 from analysis.report import cell_numbers
-from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
+from analysis.report.cell_numbers import COLUMNS
 from analysis.report.numbers import THIN
 from analysis.study.names import unit_of_cells
 from analysis.study.noise_floor import Scatters
@@ -27,7 +27,16 @@ from analysis.text import count, single_line
 from benchmarks.record import Record
 from benchmarks.record.safe_text import forgive
 from conf.cell import counted
-from launch.display.columns import GPUS, request_columns, verdict
+from launch.display.columns import (
+    COST,
+    GAP,
+    GPUS,
+    STATE,
+    VALIDITY,
+    fitted_table,
+    request_columns,
+    verdict,
+)
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
 from launch.supervision.watch import Watch
@@ -38,17 +47,17 @@ STYLES |= {"finished": "green", "interrupted": "yellow", "failed": "red"}
 SKIPPED = "skipped: node_lost"
 SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere", SKIPPED)
 WAITING, ELSEWHERE = "waiting", "elsewhere"
-PHASE_WORDS = {"": "starting", "exit": "ending"}
-STATE, VALIDITY, COST = "state", "validity", "cost ms"
-# A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (
-    *(TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms"),
-    *("per GPU", "exchange GB/s", MARGIN, "efficiency"),
-)
-STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
-LEAST_VERDICT = 24  # of a verdict with its first code, before other columns are left out
-LEAST_WIDTH = 5  # of columns of words, which are cut
-GAP = 2  # between columns
+# What a rank does, in common words; other phases have good names.
+PHASE_WORDS = {
+    **dict.fromkeys(("", "start", "imports", "connect", "build", "first step"), "starting"),
+    "warm-up": "warming up",
+    **dict.fromkeys(("timed", "held", "data"), "measuring"),
+    **dict.fromkeys(("check", "compare", "verify"), "checking"),
+    **dict.fromkeys(("exchange", "references", "bucket exchange"), "measuring the exchange"),
+    **dict.fromkeys(("exposed", "timeline"), "measuring the exchange"),
+    **dict.fromkeys(("profiled pass", "tuning pass"), "profiling"),
+    "exit": "ending",
+}
 MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
 OTHER_LINES = 6  # of the terminal that are not rows
@@ -114,6 +123,8 @@ class Screen:
         if self._is_stale:
             self._compute_numbers(range(len(self.cells)))
         if self._live:
+            # The closing summary has a line for each configuration.
+            self._live.transient = kind is None and {*self.states} <= {"finished", "done before"}
             self._live.__exit__(kind, error, trace)
             return
         for line in self._lines_below(self._number_columns()):
@@ -122,11 +133,13 @@ class Screen:
     def progress(self, index: int, watch: Watch) -> None:
         """Show the phase of a running cell's slowest rank."""
         slowest = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
-        phase = PHASE_WORDS.get(slowest.phase, slowest.phase)
-        doing = phase
+        doing = PHASE_WORDS.get(slowest.phase, slowest.phase)
+        self.states[index] = doing.removesuffix(" the exchange")
         if slowest.iterations:
-            doing = f"{phase}, {count(slowest.iterations, 'step')}"
-        self.states[index] = phase
+            doing += f", {count(slowest.iterations, 'step')}"
+        rate = len(watch.ranks) * min(rank.images_per_second for rank in watch.ranks)
+        if rate:
+            doing += f", {rate:,.0f} {self._things}/s"
         if index in self._running:
             self._running[index] = self._running[index][0], doing
             return
@@ -220,7 +233,7 @@ class Screen:
         if len(rows) < len(self.cells) and not self._is_last:
             lines[-1] += f", rows {rows[0] + 1}–{rows[-1] + 1}"
         for row, (_, doing) in sorted(self._running.copy().items()):
-            lines.append(f"cell {row + 1}: {doing}")
+            lines.append(f"run {row + 1}: {doing}")
         group = Group()
         if rows:
             group.renderables.append(table)
@@ -229,38 +242,12 @@ class Screen:
         return group
 
     def _table(self, columns: dict[str, list[Text]]) -> Table:
-        """Return the table, and remove from `columns` what has no room: then rich cuts words."""
+        """Return the table, and remove from `columns` what has no room."""
         titles = {}
-        widths = {}
-        for name, texts in columns.items():
-            titles[name] = cell_numbers.heading(name, self._things, self._unit)
-            widths[name] = cell_len(titles[name])
-            for text in texts:
-                text.no_wrap, text.overflow = True, "ellipsis"
-                widths[name] = max(widths[name], text.cell_len)
-        widths[STATE] = max(STATE_WIDTH, widths[STATE])
-        least = widths | {VALIDITY: min(LEAST_VERDICT, widths[VALIDITY])}
-        for name in DISPENSABLE:
-            if sum(least[column] + GAP for column in columns) > self._width + GAP:
-                columns.pop(name, None)
-        table = Table(box=None, pad_edge=False, header_style="bold")
         for name in columns:
-            is_cut = name == VALIDITY or (name in self._request and name != GPUS)
-            if is_cut:
-                widths[name] = min(LEAST_WIDTH, widths[name])
-            justify: JustifyMethod = "left"
-            if name in COLUMNS and name != TRANSPORT:
-                justify = "right"
-            table.add_column(
-                Text(titles[name], no_wrap=True, overflow="ellipsis"),
-                justify=justify,
-                no_wrap=not is_cut,
-                overflow="ellipsis",
-                min_width=widths[name],
-            )
-        for row in zip(*columns.values(), strict=True):
-            table.add_row(*row)
-        return table
+            titles[name] = cell_numbers.heading(name, self._things, self._unit)
+        cut = [VALIDITY, *(name for name in self._request if name != GPUS)]
+        return fitted_table(columns, titles, self._width, cut)
 
     def _state(self, index: int) -> Text:
         state = self.states[index]
@@ -291,7 +278,7 @@ class Screen:
             done -= cells
             if cells:
                 rest += f", {cells} {state}"
-        status = f"{done} of {count(len(self.cells), 'cell')} in {elapsed}{rest}"
+        status = f"{done} of {count(len(self.cells), 'run')} in {elapsed}{rest}"
         estimates_s = list(self._estimates_s)
         for row, (since, _) in self._running.copy().items():
             estimates_s[row] = max(0.0, estimates_s[row] - (time.monotonic() - since))

@@ -100,25 +100,19 @@ def _text(cell: Cell, names: Sequence[str]) -> str:
 
 
 def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:
-    """Return how long the cells of a sweep will take, and what that rests on: `2 cells, about 40 s
-    by a rule of thumb …`.
+    """Return how long the runs of a sweep will take, and what that rests on.
 
-    `records` are records of the same study.
+    `2 runs, about 40 s (rough estimate)`; `records` are records of the same study.
     """
     times = estimates(cells, records, begun=False)
-    seconds = 0.0
-    unmeasured = 0
-    for time in times:
-        seconds += time.seconds
-        if not time.measured:
-            unmeasured += 1
-    thumb = "by a rule of thumb for an idle machine"
-    basis = "by what the same model took in this study"
+    seconds = sum(time.seconds for time in times)
+    unmeasured = sum(not time.measured for time in times)
+    basis = "based on earlier runs of this model"
     if unmeasured == len(times):
-        basis = thumb
+        basis = "rough estimate"
     elif unmeasured:
-        basis += f" or, of {unmeasured}, {thumb}"
-    return f"{count(len(times), 'cell')}, about {duration(seconds)} {basis}"
+        basis += f"; a rough estimate for {unmeasured}"
+    return f"{count(len(times), 'run')}, about {duration(seconds)} ({basis})"
 
 
 def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ()) -> float:

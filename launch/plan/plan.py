@@ -236,7 +236,7 @@ def _about_cpu_workers(
     surroundings: Mapping[str, str],
 ) -> Iterator[str]:
     cores = count(machine.cores, "core")
-    on_hosts, there = "", "here"
+    on_hosts = ""
     most = 0
     has_settings = shares_gpus = False
     for cell in cells:
@@ -244,13 +244,7 @@ def _about_cpu_workers(
         has_settings = has_settings or bool(cell.nccl)
         shares_gpus = shares_gpus or cell.strategy.get("server_gpus", "free") != "free"
         if cell.hosts:
-            on_hosts, there = " on the hosts", "on each"
-    ids = ",".join(map(str, machine.all_gpus))
-    yield (
-        f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo "
-        f"and with small images; gpus=all is {ids} {there} ({cores})"
-    )
-
+            on_hosts = " on each host"
     if most > machine.cores:
         yield (
             f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency "
@@ -275,6 +269,12 @@ def _about_cpu_workers(
             "strategy.server_gpus has no effect on CPU workers: servers keep weights in host "
             "memory there"
         )
+    why = f"no NVIDIA GPU found ({machine.why.partition(' (')[0]})"
+    if machine.why.startswith("device="):
+        why = machine.why
+    workers = count(most, "CPU worker")
+    where = f"running on {workers}{on_hosts} (gloo, small images)"
+    yield f"{why}: {where}. These numbers say nothing about GPUs."
 
 
 def _about_cells(

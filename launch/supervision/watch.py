@@ -207,6 +207,7 @@ class Rank:
     name: str  # 'rank 3', 'server 0'
     phase: str = ""
     iterations: int = 0
+    images_per_second: float = 0.0  # in the newest window of steps with exchange
     pid: int | None = None
     error: dict[str, Any] | None = None
     done: bool = False
@@ -276,6 +277,8 @@ class Watch:
         rank.phase = line.get("phase", rank.phase)
         rank.iterations = line.get("iterations", rank.iterations)
         rank.pid = line.get("pid", rank.pid)
+        if line.get("purpose") in ("warm-up", "timed") and line.get("ms"):
+            rank.images_per_second = 1e3 * line.get("images", 0) / sum(line["ms"])
         if line["kind"] == Kind.DONE:
             rank.done, rank.phase = True, "exit"
         if line["kind"] == Kind.ERROR:
