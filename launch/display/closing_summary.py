@@ -156,9 +156,8 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
 
 def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
     """Return {column: text} of each configuration: its medians, and how it stands."""
-    from analysis.findings.ranking import FASTEST, rank_configurations
-
     from analysis.findings.comparisons import comparisons  # they need numpy
+    from analysis.findings.ranking import FASTEST, rank_configurations
 
     singles, medians = dict(study.singles), []
     for runs in members:
@@ -172,40 +171,44 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
     standings = {}
     for ranking in rank_configurations(study, comparisons(study)):
         for ranked in ranking.configurations:
-            standings[ranked.runs.record_ids] = ranked
-    is_told = any(ranked.standing == FASTEST for ranked in standings.values())
+            standings[ranked.runs.record_ids] = (ranked.standing, ranked.behind.value)
+    is_told = any(standing == FASTEST for standing, _ in standings.values())
     highest = max(record.metrics.get(IMAGES_PER_SECOND, 0.0) for record in medians)
     rows = []
     for runs, record in zip(members, medians, strict=True):
-        ranked = standings.get(runs.record_ids)
-        suspects = [run for run in runs.records if is_suspect(run)]
+        standing, behind = standings.get(runs.record_ids, ("", 0.0))
+        rate = record.metrics.get(IMAGES_PER_SECOND, 0.0)
         texts = cell_numbers(record, several.shown(record))
         texts.pop(COST, "")  # there is little room
-        style = ""
-        rate = record.metrics.get(IMAGES_PER_SECOND, 0.0)
         if rate:
             full, rest = divmod(round(8 * BAR_LENGTH * rate / highest), 8)
             texts[BAR] = "█" * full + " ▏▎▍▌▋▊▉"[rest].strip()
-        if len(suspects) == len(runs.records):
+        style = ""
+        if all(map(is_suspect, runs.records)):
             style = "dim"
             if rate:
                 texts[COLUMNS[0]] = f"~{float(f'{rate:.2g}'):,.0f}"  # no digits that nobody knows
-        elif ranked is not None and is_told:
-            texts[AGAINST] = _standing(ranked.standing, ranked.behind.value)
-            if ranked.standing == FASTEST:
+        elif is_told:
+            texts[AGAINST] = _standing(standing, behind)
+            if standing == FASTEST:
                 style = "green"
         row = {name: Text(text.replace(THIN, " "), style) for name, text in texts.items()}
-        codes: dict[str, None] = {}
-        for run in suspects:
-            codes |= dict.fromkeys(run.validity.against)
-        row[VALIDITY] = Text("✓", "green")
-        if suspects:
-            some = "suspect"
-            if len(suspects) < len(runs.records):
-                some = f"{len(suspects)} of {len(runs.records)} suspect"
-            row[VALIDITY] = Text(f"{some}: {', '.join(codes)}", "yellow")
-        rows.append(row)
+        rows.append(row | {VALIDITY: _doubt(runs)})
     return rows
+
+
+def _doubt(runs: Runs) -> Text:
+    """Return `✓`, or which codes make how many of some runs suspect."""
+    suspects = [run for run in runs.records if is_suspect(run)]
+    if not suspects:
+        return Text("✓", STYLES["valid"])
+    some = "suspect"
+    if len(suspects) < len(runs.records):
+        some = f"{len(suspects)} of {len(runs.records)} suspect"
+    codes: dict[str, None] = {}
+    for run in suspects:
+        codes |= dict.fromkeys(run.validity.against)
+    return Text(f"{some}: {', '.join(codes)}", STYLES["suspect"])
 
 
 def _standing(standing: str, behind: float) -> str:
