@@ -27,7 +27,6 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import command_line, groups, schema
 from conf.options import Refused
 from launch import compose, help, hydra_errors
-from launch.machine.secrets import redact
 
 
 def main() -> int:
@@ -63,7 +62,7 @@ def main() -> int:
         OverflowError,
         RecursionError,
     ) as error:
-        print(redact(f"launch.py: {hydra_errors.explain(error, typed)}"), file=sys.stderr)
+        print(f"launch.py: {hydra_errors.explain(error, typed)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a help, such as head, has seen enough
         return 0

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from analysis.input_files import said
-from benchmarks.record.safe_text import close_quietly, one_line
+from analysis.text import redact
+from benchmarks.record.safe_text import close_quietly
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 # {module of analysis.commands with configure() and run(): {command: one line of help}}
@@ -69,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:
-        print(one_line(f"python -m analysis {arguments[0]}: {said(error)}"), file=sys.stderr)
+        print(
+            redact(f"python -m analysis {arguments[0]}: {said(error)}"),
+            file=sys.stderr,
+        )
         return 2
     except MemoryError:
         print(f"python -m analysis {arguments[0]}: there is too little memory", file=sys.stderr)

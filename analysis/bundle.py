@@ -134,7 +134,7 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
                 _put(target / file.relative_to(cell.path), file.read_bytes())
     if not inside.exists():
         raise UnreadableInput(
-            f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>)"
+            f"{study}: holds no record; expected the folder of a study (<output_dir>/<study>)"
         )
     checked = verify(inside)
     if not checked.right:
@@ -258,8 +258,8 @@ def _unpacked(file: Path, target: Path) -> Path:
             most, entries = most_unpacked(file.stat().st_size), len(archive.infolist())
             if needed > most or entries > MOST_FILES:
                 raise UnreadableInput(
-                    f"{file}: holds {needed / 1e6:,.0f} MB in {count(entries, 'file')}; accepted "
-                    f"from an archive of its size are {most / 1e6:,.0f} MB in {MOST_FILES:,} files"
+                    f"{file}: holds {needed / 1e6:,.0f} MB in {count(entries, 'file')}; expected "
+                    f"from an archive of its size: {most / 1e6:,.0f} MB in {MOST_FILES:,} files"
                 )
             free = shutil.disk_usage(target).free
             if needed > free:

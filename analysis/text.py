@@ -8,10 +8,16 @@ these functions too.
 import re
 from collections.abc import Iterable
 
-from benchmarks.record.safe_text import LINE_BREAKS, visible
+from benchmarks.record.safe_text import LINE_BREAKS, one_line, visible
+from conf.secrets import without_secrets
 
 _BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
 TEXT_LENGTH = 400  # characters of a text in a table
+
+
+def redact(sentence: str) -> str:
+    """Return a sentence as one line for terminals and logs: without secrets, controls escaped."""
+    return one_line(without_secrets(sentence))
 
 
 def single_line(text: object, length: int = TEXT_LENGTH) -> str:

@@ -22,5 +22,5 @@ def refuse_too_large(cell: Cell, needed_bytes: int, field: str, room: Room) -> N
     gib = 2**30
     raise Refused(
         f"{field}: each rank needs {needed_bytes / gib:.1f} GiB, "
-        f"{limit} {available // ranks / gib:.1f} GiB; accepted is less"
+        f"{limit} {available // ranks / gib:.1f} GiB; expected less"
     )

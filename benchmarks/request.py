@@ -50,6 +50,6 @@ def refuse_too_little_shared(
     if free_bytes is not None and needed_bytes > free_bytes:
         raise Refused(
             f"{who} needs {needed_bytes / 2**20:.1f} MiB of shared memory in "
-            f"{SHARED_MEMORY_FOLDER}, where {free_bytes / 2**20:.1f} MiB are free; accepted is "
+            f"{SHARED_MEMORY_FOLDER}, where {free_bytes / 2**20:.1f} MiB are free; expected "
             f"{instead}, or a larger {SHARED_MEMORY_FOLDER} (in a container: --shm-size)"
         )

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from conf.groups import ROOT, RULES, WITH_RULES
+from conf.groups import ROOT, RULES, WITH_RULES, choices
 from conf.options import Refused
 from conf.subsets import GPUS, NODES
 
 GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
-LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")
+HYDRAS_OWN = re.compile(r"[+~]*hydra([/.@=]|$)")
 FIRST_STUDY = ("+experiment=first",)  # what is measured where nothing is asked for
+DASHED = "with dashes there are -m, --help, --version, --cfg job and --config-dir"
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 # Words of a command, of which Hydra would take {host} for a dictionary.
 PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
@@ -29,6 +30,46 @@ PATHS = re.compile(
 SELECTIONS = re.compile(
     r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)"
 )
+
+
+# Words of torchrun, nccl-tests and training scripts, and what to write here; {} is the value.
+_GPUS = "write gpus=0,1: one rank runs on each GPU that is named"
+_HOSTS = "write nodes=a,b engine=ssh: the hosts find each other"
+_TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS: steps are timed"
+OTHERS_WORDS = {
+    **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size", "-g"), _GPUS),
+    **dict.fromkeys(("nnodes", "num_nodes", "node_rank", "master_addr", "master_port"), _HOSTS),
+    **dict.fromkeys(("lr", "learning_rate"), "write optimizer.learning_rate={}"),
+    **dict.fromkeys(("epochs", "num_epochs", "steps", "max_steps", "iterations", "iters"), _TIMED),
+    **dict.fromkeys(("bs", "batch", "batchsize"), "write batch_size={}"),
+    **dict.fromkeys(("amp", "dtype", "fp16", "bf16"), "write precision=bf16"),
+    **dict.fromkeys(("arch", "network"), "write model={}"),
+    **dict.fromkeys(("output", "outdir", "logdir", "log_dir"), "write output_dir={}"),
+    "momentum": "write optimizer.momentum={}",
+    "weight_decay": "write optimizer.weight_decay={}",
+    "compile": "write optimize=compile",
+    "backend": "write device=cuda (NCCL) or device=cpu (gloo)",
+    "dataset": "write data.loader=my_module:load (trainers/OWN.md)",
+    "name": "write study={}",
+    "-b": "write benchmark=collectives benchmark.min_bytes={}",
+    "-e": "write benchmark=collectives benchmark.max_bytes={}",
+    "-f": "write benchmark=collectives benchmark.factor={}",
+    "-n": "write benchmark=collectives benchmark.iterations={}",
+    "-w": "write benchmark=collectives benchmark.warmup={}",
+    "benchmark=allreduce": "write benchmark=collectives, which measures all_reduce",
+    "benchmark=all_reduce": "write benchmark=collectives, which measures all_reduce",
+    "benchmark=bandwidth": "write benchmark=p2p or benchmark=collectives",
+    "strategy=ddp": "write strategy=nccl_allreduce",
+    "strategy=allreduce": "write strategy=nccl_allreduce",
+    "strategy=ps": "write strategy=kvstore_dist_sync",
+}
+# Words alone that ask for help, and how it is asked for here.
+ASK_FOR_HELP = {
+    **dict.fromkeys(("help", "-help"), ("--help",)),
+    **dict.fromkeys(("version", "-v", "-V"), ("--version",)),
+    **dict.fromkeys(("list", "--list"), ("--help", "list")),
+    **dict.fromkeys(("examples", "--examples"), ("--help", "examples")),
+}
 
 
 @dataclass(frozen=True)
@@ -46,11 +87,13 @@ class CommandLine:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message}; options are -m, --help, --version, --cfg job and --config-dir")
+        raise Refused(f"{message}; {DASHED}")
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
     """Return the arguments of launch.py, sorted into options and overrides."""
+    if len(arguments) == 1:
+        arguments = ASK_FOR_HELP.get(arguments[0], arguments)
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -58,7 +101,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     for argument in arguments:
         if len(argument) > LONGEST_ARGUMENT:
             raise Refused(
-                f"{argument[:40]}…: {len(argument):,} characters; accepted are arguments of at "
+                f"{argument[:40]}…: {len(argument):,} characters; expected arguments of at "
                 f"most {LONGEST_ARGUMENT:,}"
             )
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -69,12 +112,15 @@ def read(arguments: Sequence[str]) -> CommandLine:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--shell-completion", "-sc", action="store_true")
     options, overrides = parser.parse_known_args(arguments)
-    for argument in overrides:
+    for number, argument in enumerate(overrides):
         if argument.startswith("-"):
-            raise Refused(
-                f"{argument}: unknown; write options without dashes, as in gpus=0,1 (with dashes "
-                "there are -m, --help, --version, --cfg job and --config-dir)"
-            )
+            name, equals, value = argument.partition("=")
+            if not equals and number + 1 < len(overrides):
+                value = overrides[number + 1]
+            without_dashes = name.strip("-").replace("-", "_")
+            meant = others_word(name, value) or others_word(without_dashes, value)
+            rule = f"write options without dashes, as in gpus=0,1; {DASHED}"
+            raise Refused(f"{argument}: {meant or rule}")
     folder = None
     if options.config_dir is not None:
         folder = Path(options.config_dir).absolute()
@@ -89,6 +135,19 @@ def read(arguments: Sequence[str]) -> CommandLine:
     )
 
 
+def others_word(word: str, value: str = "") -> str:
+    """Return what to write for a word of another program's; '' where that is not known."""
+    return OTHERS_WORDS.get(word.lower(), "").replace("{}", value or "VALUE")
+
+
+def _of_a_bare_word(text: str) -> str:
+    for group in GROUPS:
+        if text in choices(group):
+            return f"write {'+' if group == 'experiment' else ''}{group}={text}"
+    meant = others_word(text) or others_word(f"benchmark={text}") or others_word(f"strategy={text}")
+    return meant or "expected option=value; python launch.py --help shows examples"
+
+
 def normalise(overrides: Sequence[str]) -> list[str]:
     """Return overrides in Hydra's grammar: sets as lists, what has odd letters in quotes."""
     texts = []
@@ -96,14 +155,12 @@ def normalise(overrides: Sequence[str]) -> list[str]:
         key, equals, _ = text.partition("=")
         group, _, option = key.lstrip("+~").partition(".")
         if not text.startswith("~") and not (equals and key.strip("+")):
+            raise Refused(f"{text!r}: {_of_a_bare_word(text)}")
+        if HYDRAS_OWN.match(text):
             raise Refused(
-                f"{text!r}: accepted is option=value; python launch.py --help shows examples"
-            )
-        if LAUNCHER.match(text):
-            raise Refused(
-                f"{text}: Hydra's launchers run each cell by itself, and cells that are compared "
-                "must be one sweep; accepted is engine=slurm, with engine.submit=true to submit "
-                "the whole command, or engine=ssh"
+                f"{text}: Ringside runs sweeps itself, so Hydra's own options have no effect; on a "
+                "cluster use engine=slurm (engine.submit=true submits the whole command) or "
+                "engine=ssh"
             )
         if "${" in text:
             raise Refused(
@@ -116,7 +173,7 @@ def normalise(overrides: Sequence[str]) -> list[str]:
                 "own and name its folder with --config-dir"
             )
         if key in GROUPS and text.startswith(f"{key}=["):
-            raise Refused(f"{text}: accepted is one choice, or with -m several without brackets")
+            raise Refused(f"{text}: expected one choice, or with -m several without brackets")
         # Quotes where Hydra would misread a value.
         selection = SELECTIONS.fullmatch(text)
         path = PATHS.fullmatch(text)

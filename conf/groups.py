@@ -48,7 +48,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from conf.cell import Compared
-from conf.options import Refused, accepted, check, closest
+from conf.options import Refused, accepted, check, expected_name, unknown_option
 from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
@@ -207,8 +207,7 @@ def add_config_dir(folders: Iterable[Path]) -> None:
         for folder in _folders[1:]:
             if not folder.is_dir():
                 raise Refused(
-                    f"--config-dir {folder}: is no folder; accepted is one with "
-                    "DIR/model/NAME.yaml, …"
+                    f"--config-dir {folder}: is no folder; expected one with DIR/model/NAME.yaml, …"
                 )
             for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
                 if path.is_file():
@@ -232,7 +231,7 @@ def _refuse_unplain(path: Path) -> None:
         for event in yaml.parse(path.read_bytes(), Loader=yaml.SafeLoader):
             tag = getattr(event, "tag", None)
             if isinstance(event, yaml.AliasEvent) or tag not in PLAIN_TAGS:
-                raise Refused(f"{path}: has {tag or 'an alias'}; accepted are values, written out")
+                raise Refused(f"{path}: has {tag or 'an alias'}; expected values, written out")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
@@ -275,9 +274,7 @@ def choice(group: str, name: Any) -> GroupChoice:
     path = _file(group, name)
     if path is None:
         names = choices(group)
-        raise Refused(
-            f"{group}.name={name}: accepted are {', '.join(names)}{closest(str(name), names)}"
-        )
+        raise Refused(f"{group}.name={name}: {expected_name(str(name), names)}")
     return _read(group, name, path)
 
 
@@ -320,7 +317,7 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
     except yaml.YAMLError as error:
         raise Refused(no_yaml(error, str(path))) from None
     if not isinstance(content, dict) or "defaults" in content:
-        raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
+        raise Refused(f"{path}: expected options with their defaults, written out, and rules")
     rules = {}
     for rule in RULES:
         if rule in content:
@@ -335,7 +332,7 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
         raise Refused(f"{path}: {fault}")
     if content.get("name") != name:
         raise Refused(
-            f"{path}: name is {content.get('name')!r}; accepted is {name}, the name of the file"
+            f"{path}: name is {content.get('name')!r}; expected {name}, the name of the file"
         )
     if group in WITH_TARGET and "_target_" not in rules:
         raise Refused(
@@ -369,7 +366,7 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
     for case in sends:
         named.append(("sends.where", case.get("where", {})))
         if case["value"] not in SENDS:
-            yield f"sends has {case['value']!r:.100}; accepted are {', '.join(SENDS)}"
+            yield f"sends has {case['value']!r:.100}; expected {', '.join(SENDS)}"
     for where, names in named:
         for name in names:
             if name not in options:
@@ -379,7 +376,7 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
             yield f"omit_if_default names {option!r}, of which auto does not say what it means"
     for name, dotted in code.items():
         if not DOTTED.fullmatch(dotted):
-            yield f"code.{name} is {dotted!r}; accepted is a name that Python can import"
+            yield f"code.{name} is {dotted!r}; expected a name that Python can import"
 
 
 def _wrong_form(where: str, value: Any, form: Any) -> Iterator[str]:
@@ -395,7 +392,7 @@ def _wrong_form(where: str, value: Any, form: Any) -> Iterator[str]:
 def options(group: str, typed: Any) -> dict[str, Any]:
     """Return the options of a choice, checked against its YAML; `auto` stays as it is."""
     if not isinstance(typed, Mapping):
-        raise Refused(f"{group}={typed}: accepted is {group}=NAME and {group}.OPTION=value")
+        raise Refused(f"{group}={typed}: expected {group}=NAME and {group}.OPTION=value")
     chosen = choice(group, typed.get("name"))
     checked = {}
     for name, value in typed.items():
@@ -404,33 +401,37 @@ def options(group: str, typed: Any) -> dict[str, Any]:
             if value != chosen.rules.get(name):
                 raise Refused(
                     f"{full}={value}: stands in the file {group}/{chosen.name}.yaml only; "
-                    f"accepted is the whole file, {group}={chosen.name}, or a YAML of your own in "
+                    f"expected the whole file, {group}={chosen.name}, or a YAML of your own in "
                     "a folder that --config-dir names"
                 )
             continue
         if name not in chosen.options:
-            names = ", ".join(chosen.options)
-            near = closest(str(name), chosen.options)
-            raise Refused(f"{full}={value}: {chosen.name} has the options {names}{near}")
+            where = f"{group}={chosen.name}"
+            raise Refused(unknown_option(where, str(name), value, [*chosen.options]))
         default = chosen.options[name]
         is_auto = name in chosen.rules.get("auto", {})
         limits = {"whole": isinstance(default, int), "auto": is_auto, **limits}
         if isinstance(default, bool) and not isinstance(value, bool):
-            raise Refused(f"{full}={value}: accepted are true and false")
+            raise Refused(f"{full}={value}: expected true or false")
         if value is None and default is not None:
             form = accepted(limits) or f"a value like {default}"
-            raise Refused(f"{full}=null: accepted is {form}")
+            raise Refused(f"{full}=null: expected {form}")
         if limits.get("text") and not isinstance(value, str | None):
-            raise Refused(f"{full}={value}: accepted is a text")
+            raise Refused(f"{full}={value}: expected text")
         check(full, value, limits)
         checked[name] = value
     for name, default in chosen.options.items():
         if name not in typed:
-            raise Refused(f"{group}.{name}: has no value; accepted is for instance {default}")
+            raise Refused(f"{group}.{name}: has no value; for instance {default}")
     for conflict in chosen.rules.get("conflicts", ()):
         if _are_so(typed, conflict):
             first, *rest = (f"{group}.{name}={value}" for name, value in conflict.items())
-            raise Refused(f"{first}: accepted without {', '.join(rest)}")
+            raise Refused(f"{first}: not possible with {', '.join(rest)}")
+    for name, least in checked.items():
+        largest = name.replace("min_", "max_", 1)
+        bounds = (least, checked.get(largest))
+        if all(isinstance(bound, int | float) for bound in bounds) and bounds[0] > bounds[1]:
+            raise Refused(f"{group}.{name}={least}: expected at most {group}.{largest}={bounds[1]}")
     return checked
 
 
@@ -459,7 +460,7 @@ def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> d
         values = call_dotted(function, dict(values), device, ranks)
         if not isinstance(values, dict) or not values.keys() >= names:
             raise Refused(
-                f"{function}: returned {values!r:.100}; accepted are all options with their values"
+                f"{function}: returned {values!r:.100}; expected all options with their values"
             )
     for name, value in values.items():
         if value == "auto":

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf.options import Refused, check, closest, metadata_of, option
+from conf.options import Refused, check, metadata_of, option, unknown_option
 
 # Distances between two devices, near to far (2.30; earlier releases lack some words).
 DISTANCES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -137,7 +137,7 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
         prefix, colon, rest = part.rpartition(":")
         if colon and prefix.lower() not in functions:
             raise ValueError(
-                f"{prefix!r} is no collective; accepted are {', '.join(FUNCTIONS).lower()}"
+                f"{prefix!r} is no collective; expected {', '.join(FUNCTIONS).lower()}"
             )
         chosen = set()
         for word in rest.removeprefix("^").split(","):
@@ -335,7 +335,7 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
             value = word
         if isinstance(value, str) and not re.fullmatch(r"[\x20-\x7e]{1,500}", value):
             raise Refused(
-                f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters"
+                f"nccl.{name}={value!r}: expected printable ASCII text of 1 to 500 characters"
             )
         check(f"nccl.{name}", value, metadata_of(field))
         variables[f"NCCL_{name.upper()}"] = str(value)
@@ -343,7 +343,7 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
     for low, high in BOUNDS:
         least, most = getattr(nccl, low), getattr(nccl, high)
         if least is not None and most is not None and least > most:
-            raise Refused(f"nccl.{low}={least}: accepted is at most nccl.{high}={most}")
+            raise Refused(f"nccl.{low}={least}: expected at most nccl.{high}={most}")
     for name, text in _others(nccl.other).items():
         unknown = ""
         if name not in OTHERS:
@@ -368,10 +368,10 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
             )
         effect = forbidden(name)
         if effect:
-            raise Refused(f"{typed}: {name} {effect}; accepted are other variables of NCCL's")
+            raise Refused(f"{typed}: {name} {effect}, so it cannot be set here")
         if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
             raise Refused(
-                f"{typed}: accepted are names of NCCL's variables; they begin with "
+                f"{typed}: expected names of NCCL's variables; they begin with "
                 f"NCCL_{_near(name, 0.6)}"
             )
         near = _near(name, 0.85)
@@ -381,11 +381,11 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
                 "be set around launch.py: ranks inherit it"
             )
         if name in variables:
-            raise Refused(f"{typed}: given twice; accepted is one value for {name}")
+            raise Refused(f"{typed}: given twice; expected one value for {name}")
         is_plain = type(value) in (int, float, str)
         if not is_plain or not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
             raise Refused(
-                f"{typed}: accepted is a number or printable ASCII text of 1 to 200 characters"
+                f"{typed}: expected a number or printable ASCII text of 1 to 200 characters"
             )
         variables[name] = str(value)
     return variables
@@ -417,24 +417,23 @@ def _near(variable: str, cutoff: float) -> str:
     return f" (did you mean {near[0]}?)"
 
 
+def setting_of_variable(variable: str, value: str) -> str:
+    """Return what to write to set a variable of NCCL's, as the end of a sentence."""
+    if in_table(variable):
+        return f"write nccl.{_field_of(variable)}={value}"
+    return f"write nccl.other.{variable}={value} (its effect is not checked)"
+
+
 def unknown_setting(key: str, value: str) -> str:
     """Return the sentence for `nccl.<key>=<value>` where the table has no such setting."""
     typed, name = f"nccl.{key}={value}", _variable_of(key)
-    if in_table(name):
-        return f"{typed}: accepted is nccl.{_field_of(name)}={value}"
-    if name in OTHERS:
-        return (
-            f"{typed}: has no setting of its own; nccl.other.{name}={value} sets it, and its "
-            "effect is not checked"
-        )
+    if in_table(name) or name in OTHERS:
+        return f"{typed}: {setting_of_variable(name, value)}"
     effect = forbidden(name)
     if effect and not _near(f"NCCL_{_field_of(name).upper()}", 0.85):
-        return f"{typed}: {name} {effect}; accepted are other variables of NCCL's"
-    near = closest(key.lower().removeprefix("nccl_"), FIELDS)
-    return (
-        f"{typed}: unknown; accepted are {', '.join(FIELDS)}{near}, and "
-        f"nccl.other.NCCL_NAME={value} for another variable"
-    )
+        return f"{typed}: {name} {effect}, so it cannot be set here"
+    sentence = unknown_option("nccl", key, value, [*FIELDS])
+    return f"{sentence} (another variable of NCCL's: nccl.other.NCCL_NAME={value})"
 
 
 def with_configuration_files(
@@ -476,5 +475,5 @@ def refuse_multicast(
     for name, value in forbidding_multicast(surroundings).items():
         raise Refused(
             f"nccl.nvls_enable={wanted}: the {whose} forbids NVLink multicast "
-            f"({name}={value.strip()}); accepted here are null and 0"
+            f"({name}={value.strip()}); possible here: null and 0"
         )

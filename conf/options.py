@@ -5,10 +5,13 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+MOST_LISTED = 14  # names; of more the nearest are shown
+NO_NEAR_NAME = "python launch.py --help shows what there is"
+SURELY_MEANT = 0.7  # of difflib's ratio
 AS_TYPED = {"True": "true", "False": "false"}  # words of Python's as YAML has them
 
 
@@ -39,7 +42,7 @@ def option(
 
 
 def accepted(metadata: Mapping[str, Any]) -> str:
-    """Return what an option accepts, for a sentence: 'auto or eager', 'a number of at least 1'."""
+    """Return what an option accepts, for a sentence: 'auto or eager', 'integer 1 to 64'."""
     words = [AS_TYPED.get(str(word), str(word)) for word in metadata.get("words") or ()]
     if metadata.get("auto") and "auto" not in words:
         words.insert(0, "auto")
@@ -47,11 +50,17 @@ def accepted(metadata: Mapping[str, Any]) -> str:
     for side in ("least", "most"):
         bound = metadata.get(side)
         if bound is not None:
-            text = str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
-            bounds.append(f"at {side} {text}")
+            bounds.append(f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}")
     if bounds:
-        kind = "a whole number" if metadata.get("whole") else "a number"
-        words.append(f"{kind} of {' and '.join(bounds)}")
+        kind = "integer" if metadata.get("whole") else "number"
+        if bounds == ["0", "1"] and metadata.get("whole"):
+            words.append("0 or 1")
+        elif len(bounds) == 2:
+            words.append(f"{kind} {bounds[0]} to {bounds[1]}")
+        elif metadata.get("most") is None:
+            words.append(f"{kind} {bounds[0]} or more")
+        else:
+            words.append(f"{kind} up to {bounds[0]}")
     if words == ["auto"]:
         return ""
     if len(words) < 2:
@@ -74,7 +83,7 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
                 hint = f" (case matters: write {word})"
                 break
         typed = AS_TYPED.get(str(value), value)
-        raise Refused(f"{name}={typed}: accepted are {accepted(metadata)}{hint}")
+        raise Refused(f"{name}={typed}: expected {accepted(metadata)}{hint}")
     low, high = -sys.float_info.max, sys.float_info.max  # neither NaN nor infinite
     if least is not None:
         low = least
@@ -82,7 +91,7 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         high = most
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (metadata.get("whole") and value % 1):
-        raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
+        raise Refused(f"{name}={value}: expected {accepted(metadata)}")
 
 
 def check_fields(prefix: str, config: Any) -> None:
@@ -91,8 +100,10 @@ def check_fields(prefix: str, config: Any) -> None:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             check_fields(f"{prefix}{field.name}.", value)
+        elif isinstance(value, list) and not all(isinstance(member, str) for member in value):
+            raise Refused(f"{prefix}{field.name}={to_text(value)}: expected a list, [one,two]")
         elif value is None and field.type is Any and field.metadata:
-            raise Refused(f"{prefix}{field.name}=null: accepted is {accepted(metadata_of(field))}")
+            raise Refused(f"{prefix}{field.name}=null: expected {accepted(metadata_of(field))}")
         else:
             check(f"{prefix}{field.name}", value, metadata_of(field))
 
@@ -102,11 +113,7 @@ def check_names(prefix: str, config: Any) -> None:
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
-            where = f"options of {prefix[:-1]}" if prefix else "options"
-            raise Refused(
-                f"{prefix}{name}={value}: unknown; {where} are "
-                f"{', '.join(names)}{closest(name, names)}"
-            )
+            raise Refused(unknown_option(prefix[:-1], name, value, names))
         if dataclasses.is_dataclass(value):
             check_names(f"{prefix}{name}.", value)
 
@@ -123,7 +130,7 @@ def expand_path(name: str, typed: str) -> Path:
         return Path(typed).expanduser().absolute()
     except RuntimeError:  # no such user, or one without a name and HOME, as containers start them
         raise Refused(
-            f"{name}={typed}: the home folder is not known; accepted is a path without ~"
+            f"{name}={typed}: the home folder is not known; expected a path without ~"
         ) from None
 
 
@@ -136,9 +143,30 @@ def to_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def closest(word: str, candidates: Iterable[str]) -> str:
-    """Return ' (did you mean X?)' for a near miss, else ''."""
-    near = difflib.get_close_matches(word, list(candidates), n=1)
-    if not near:
-        return ""
-    return f" (did you mean {near[0]}?)"
+def unknown_option(where: str, name: str, value: Any, names: Sequence[str]) -> str:
+    """Return the sentence for an option that a group of options (`where`) lacks."""
+    prefix, group = "", "option"
+    if where:
+        prefix, group = f"{where.partition('=')[0]}.", f"option of {where}"
+    near = nearest(name, names)
+    expected = expected_name(name, names)
+    if near in names:
+        expected = f"did you mean {prefix}{near}={value}?"
+    return f"{prefix}{name}={value}: unknown {group}; {expected}"
+
+
+def expected_name(word: str, names: Sequence[str]) -> str:
+    """Return what was expected for a name that is unknown: all names if few, else the nearest."""
+    near = nearest(word, names)
+    if len(names) > MOST_LISTED:
+        return f"did you mean {near}?" if near else NO_NEAR_NAME
+    hint = f" (did you mean {near}?)" if near in names else ""
+    return f"expected one of: {', '.join(names)}{hint}"
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return the name that is surely meant, else up to three near ones: 'gpus', 'a, b or c', ''."""
+    near = difflib.get_close_matches(word, list(names), n=3, cutoff=0.45)
+    if near and difflib.SequenceMatcher(None, near[0], word).ratio() > SURELY_MEANT:
+        near = near[:1]
+    return " or ".join(filter(None, [", ".join(near[:-1]), *near[-1:]]))

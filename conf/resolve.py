@@ -69,11 +69,10 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     }
     for name, text in texts.items():
         if text is not None and (not text.strip() or not text.isprintable() or len(text) > 1000):
-            raise Refused(f"{name}={text!r}: accepted is printable text of 1 to 1000 characters")
+            raise Refused(f"{name}={text!r}: expected printable text of 1 to 1000 characters")
     if any(len(part.encode()) > 255 for part in config.output_dir.split("/")):
         raise Refused(
-            f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 "
-            "bytes"
+            f"output_dir={config.output_dir}: expected folders whose names have at most 255 bytes"
         )
     for group in groups.WITH_RULES:
         fields[group] = groups.options(group, fields[group])
@@ -100,7 +99,7 @@ def resolve(
     options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
     connections = config.cuda_device_max_connections
     if connections is not None and device == "cpu":
-        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; accepted on CPU workers is null")
+        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; possible on CPU workers: null")
     labels = _typed_options(benchmark, config.benchmark, options)
     if connections is not None:
         labels.append(f"{CONNECTIONS}={connections}")
@@ -175,7 +174,7 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
     if hosts and cell.server_gpus and connections not in (None, MOST_CONNECTIONS):
         raise Refused(
             f"{CONNECTIONS}={connections}: GPU servers on several hosts stand still with fewer "
-            f"than {MOST_CONNECTIONS}; accepted there are null and {MOST_CONNECTIONS}"
+            f"than {MOST_CONNECTIONS}; possible there: null and {MOST_CONNECTIONS}"
         )
     return labelled(cell, config)
 
@@ -196,8 +195,7 @@ def _batch_sizes(
         images = max(sizes.batch_size // divisor, 1) * divisor
     if config.batch_size != "auto":
         raise Refused(
-            f"global_batch_size={images}: accepted alone, not together with "
-            f"batch_size={config.batch_size}"
+            f"global_batch_size={images}: use it alone, not with batch_size={config.batch_size}"
         )
     batch_size, rest = divmod(int(images), cell.world_size)
     if rest or not batch_size:
@@ -205,7 +203,7 @@ def _batch_sizes(
         if cell.hosts:
             where += f" on {len(cell.hosts)} hosts"
         raise Refused(
-            f"global_batch_size={images}: accepted is a multiple of the {cell.world_size} ranks of "
+            f"global_batch_size={images}: expected a multiple of the {cell.world_size} ranks of "
             f"{where}"
         )
     return batch_size, int(images)
@@ -219,7 +217,7 @@ def _optimizer(options: OptimizerOptions) -> Optimizer:
         if name not in values:
             owners = [owner for owner, settings in OPTIMIZERS.items() if name in settings]
             raise Refused(
-                f"optimizer.{name}={value}: accepted with optimizer.name={' or '.join(owners)}"
+                f"optimizer.{name}={value}: works only with optimizer.name={' or '.join(owners)}"
             )
         values[name] = float(value)
     return Optimizer(name=options.name, **values)
@@ -236,19 +234,17 @@ def _arithmetic(
     precision, optimize = config.precision, config.optimize
     if device == "cpu" and precision in ("tf32", "fp16"):
         raise Refused(
-            f"precision={precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 "
+            f"precision={precision}: needs a GPU; possible on CPU workers: auto, fp32, bf16 "
             "and bf16_weights"
         )
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "fp32"
     for name, value in (("precision", precision), ("benchmark", benchmark)):
         if value in strategy.accepts.get(name, {}).get("refused", ()):
-            raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
+            raise Refused(f"{name}={value}: works only with other strategies than {strategy.name}")
     for name, limits in strategy.accepts.items():
         if device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
-            raise Refused(
-                f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers"
-            )
+            raise Refused(f"strategy.{name}={options[name]}: works on GPUs only")
     if optimize == "auto":
         optimize = "eager"
     reason = ""
@@ -261,7 +257,7 @@ def _arithmetic(
     else:
         reason = strategy.why_no_graph(options)
     if reason:
-        raise Refused(f"optimize={optimize}: {reason}; accepted here are eager, compile and max")
+        raise Refused(f"optimize={optimize}: {reason}; possible here: eager, compile and max")
     return precision, optimize
 
 
@@ -343,7 +339,7 @@ def checked_data(data: Data) -> Data:
             typed = f"data.name={data.name}"
         if typed:
             raise Refused(
-                f"{typed}: accepted with data.loader, a function of your own (trainers/OWN.md)"
+                f"{typed}: works only with data.loader, a function of your own (trainers/OWN.md)"
             )
         return data
     source_file("data.loader", data.loader)
@@ -362,7 +358,7 @@ def check_name(option: str, text: str) -> None:
     """Refuse a text that cannot become the name of a folder or of a builder."""
     if not NAME.fullmatch(text):
         raise Refused(
-            f"{option}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', "
+            f"{option}={text!r}: expected 1 to 100 ASCII letters, digits, '.', '_' and '-', "
             "not first '.' or '-'"
         )
 
@@ -373,16 +369,16 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
     if model.inputs == SAMPLES:
         if model.library != OWN_MODEL:
             raise Refused(
-                f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own "
+                f"model.inputs={SAMPLES}: works only with model.library=python, your own model "
                 "(trainers/OWN.md)"
             )
         if image_size != "auto":
-            raise Refused(f"image_size={image_size}: accepted with model.inputs={IMAGES} only")
+            raise Refused(f"image_size={image_size}: works only with model.inputs={IMAGES}")
         for name in OF_IMAGES:
             value = getattr(model, name)
             if value != getattr(Model, name):
                 raise Refused(
-                    f"model.{name}={value}: accepted with model.inputs={IMAGES} only; what your "
+                    f"model.{name}={value}: works only with model.inputs={IMAGES}; what your "
                     "own model takes stands in model.options"
                 )
         return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
@@ -390,13 +386,10 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
         image_size = sizes.image_size
     if image_size is None:
         where = "gpu" if device == "cuda" else "cpu"
-        raise Refused(
-            f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 "
-            "and at most 4096"
-        )
+        raise Refused(f"model.{where}.image_size: has no value; expected integer 8 to 4,096")
     if not model.least_image_size <= image_size <= model.most_image_size:
         bounds = {"least": model.least_image_size, "most": model.most_image_size, "whole": True}
-        raise Refused(f"image_size={image_size}: {model.name} accepts {accepted(bounds)}")
+        raise Refused(f"image_size={image_size}: {model.name} needs {accepted(bounds)}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
     copied = ("name", "library", "builder", *OF_IMAGES)
@@ -433,13 +426,12 @@ def server_hosts(
     for name in named:
         if name not in sweep_hosts:
             raise Refused(
-                f"{typed}: host {name} is not known; accepted are auto and hosts of "
+                f"{typed}: host {name} is not known; expected auto or hosts of "
                 f"{', '.join(sweep_hosts[:8])}"
             )
     if len(named) > servers:
         raise Refused(
-            f"{typed}: names {len(named)} hosts; accepted with strategy.servers={servers} are at "
-            f"most {servers}"
+            f"{typed}: names {len(named)} hosts; strategy.servers={servers} uses at most {servers}"
         )
     return tuple(itertools.islice(itertools.cycle(named or hosts), servers))
 
@@ -451,7 +443,7 @@ def named_hosts(typed: Any) -> list[str]:
     names = _joined(typed)
     if not names or not all(map(is_name, names)):
         raise Refused(
-            f"strategy.{SERVER_NODES}={typed}: accepted are auto, or names of hosts joined by +"
+            f"strategy.{SERVER_NODES}={typed}: expected auto, or names of hosts joined by +"
         )
     return names
 
@@ -481,7 +473,7 @@ def server_gpus(
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
         raise Refused(
-            f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} "
+            f"strategy.max_staleness={bound}: expected at least {workers - 1}: where {workers} "
             f"workers push in turn, each sees {workers - 1} updates of the others"
         )
     typed = strategy.get("server_gpus")
@@ -493,7 +485,7 @@ def server_gpus(
         if count > len(all_gpus[host]):
             machine = f"host {host}" if host else "this machine"
             raise Refused(
-                f"strategy.servers={servers}: accepted on GPUs is at most {len(all_gpus[host])}, "
+                f"strategy.servers={servers}: expected at most {len(all_gpus[host])}, "
                 f"the GPUs of {machine}"
             )
     if typed == "free":
@@ -505,7 +497,7 @@ def server_gpus(
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of "
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or {servers} of "
             f"{', '.join(map(str, ids))} joined by +, one for each of strategy.servers={servers}"
         )
     return tuple(map(int, named))

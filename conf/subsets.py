@@ -194,7 +194,7 @@ def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
     if word == "scale":
         powers = {1 << power for power in range(len(members).bit_length())}
         return [members[:count] for count in sorted(powers | {len(members)})]
-    raise Refused(f"gpus={word}: accepted are a subset or {', '.join(PLAIN_WORDS)}")
+    raise Refused(f"gpus={word}: expected a subset or {', '.join(PLAIN_WORDS)}")
 
 
 COUNT = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
@@ -213,7 +213,7 @@ NODE_FORMS = (
 )
 LARGEST_BYTES = 1 << 20  # of a file of hosts
 MOST_HOSTS = 4096
-A_FILE = "accepted is a file with a host a line"
+A_FILE = "expected a file with a host a line"
 
 
 def is_name(text: str) -> bool:
@@ -273,24 +273,24 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
             if ":" in name or "@" in name:
                 hint = "; ports and users belong in the configuration of ssh"
             raise Refused(
-                f"{where}: {name[:300]!r} is no name of a host; accepted are letters, digits, '.', "
+                f"{where}: {name[:300]!r} is no name of a host; expected letters, digits, '.', "
                 f"'-' and '_', and not digits alone{hint}"
             )
         if name in hosts:
             raise Refused(
-                f"{where}: host {name} stands in line {hosts[name].line} already; accepted is each "
+                f"{where}: host {name} stands in line {hosts[name].line} already; expected each "
                 "host once, with slots=N for its ranks"
             )
         slots = re.fullmatch(r"(?:slots=([1-9][0-9]{0,3}))?", " ".join(options), re.ASCII)
         if not slots:
             raise Refused(
-                f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
+                f"{where}: {' '.join(options)[:300]!r} behind host {name}; expected slots=N, or "
                 "nothing"
             )
         most_ranks = int(slots[1]) if slots[1] else None
         hosts[name] = ListedHost(name, most_ranks, line_number)
         if len(hosts) > MOST_HOSTS:
-            raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
+            raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; expected fewer")
     if not hosts:
         raise Refused(f"hosts={path}: names no host; {A_FILE}")
     return tuple(hosts.values())

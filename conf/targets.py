@@ -76,7 +76,7 @@ def source_file(field: str, dotted: str) -> Path:
     """
     if not DOTTED.fullmatch(dotted):
         raise Refused(
-            f"{field}={dotted}: accepted is a name that Python can import, such as "
+            f"{field}={dotted}: expected a name that Python can import, such as "
             "my_package.my_module:build"
         )
     module, _ = split(dotted)

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.record.safe_text import one_line
+from analysis.text import redact
 from conf.schema import Tracking
 from launch.tracking.store import TrackingUnavailable, WrongUri
 from launch.tracking.tracker import sync
@@ -33,16 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         report = sync(options.study_dir, tracking)
     except (ValueError, WrongUri) as error:
-        print(one_line(f"{NAME}: {error}"), file=sys.stderr)
+        print(redact(f"{NAME}: {error}"), file=sys.stderr)
         return 2
     except TrackingUnavailable as error:
-        print(one_line(f"{NAME}: {error}"), file=sys.stderr)
+        print(redact(f"{NAME}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{NAME}: interrupted; the same command continues from there", file=sys.stderr)
         return 130
     for sentence in report.unreadable:
-        print(one_line(f"{NAME}: {sentence}"), file=sys.stderr)
+        print(redact(f"{NAME}: {sentence}"), file=sys.stderr)
     print(
         f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} "
         "unreadable"

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import schema
 from conf.cell import CONNECTIONS
 from conf.command_line import GROUPS, CommandLine, normalise
-from conf.groups import ROOT
+from conf.groups import ROOT, choices
 from conf.options import Refused, to_text
 from conf.schema import Config, Request
 from launch.machine.devices import look
@@ -70,7 +70,7 @@ def requests_of(
             return sweep(overrides, shared), preset
         # Without -m Hydra refuses an option with several values.
         base = shared if shared.overrides == overrides else Base(overrides)
-        return [Request(base.config, _without_hydra(overrides))], preset
+        return [Request(base.config, overrides)], preset
 
 
 def composed_yaml(line: CommandLine) -> str:
@@ -130,6 +130,10 @@ class Base:
         """Compose the YAML files. Raises HydraException and OmegaConfBaseException."""
         self.overrides = list(overrides)
         self.composed = compose("config", self.overrides, return_hydra_config=True)
+        for group, chosen in self.composed.hydra.runtime.choices.items():
+            known = choices(group)
+            if known and isinstance(chosen, str) and chosen not in known:  # a path, NAME.yaml
+                raise Refused(f"{group}={chosen}: expected one of: {', '.join(known)}")
         self.is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
         self.sweep_params = dict(self.composed.hydra.sweeper.params or {})
         with open_dict(self.composed):
@@ -200,8 +204,7 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
         jobs *= _count(override)
         if not jobs <= MOST_JOBS:  # also where a number is NaN
             raise Refused(
-                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are "
-                "fewer"
+                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; expected fewer"
             )
     for override in overrides:
         key = override.get_key_element()
@@ -210,8 +213,7 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
             continue
         if not override.is_discrete_sweep():
             raise Refused(
-                f"{override.input_line}: accepted in a sweep are lists, choice(), range() and "
-                "glob()"
+                f"{override.input_line}: a sweep takes lists, choice(), range() and glob()"
             )
         texts_of[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         if _is_value(override, overrides):
@@ -231,7 +233,7 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
         config = bases[composed].with_values(chosen)
         if config is None:
             config = Base(job).config
-        requests.append(Request(config, _without_hydra(job)))
+        requests.append(Request(config, list(job)))
     return requests
 
 
@@ -249,7 +251,7 @@ def _count(override: Override) -> float:
 def _is_value(override: Override, overrides: Sequence[Override]) -> bool:
     """Return whether an override sets an option that no other touches, and no group."""
     key = override.key_or_group
-    if key in GROUPS or override.get_key_element() != key or override.is_hydra_override():
+    if key in GROUPS or override.get_key_element() != key:
         return False
     for second in overrides:
         if second is override or second.key_or_group in GROUPS:
@@ -263,7 +265,3 @@ def _is_value(override: Override, overrides: Sequence[Override]) -> bool:
 def _parsed(texts: Sequence[str]) -> list[Override]:
     loader = GlobalHydra.instance().config_loader()
     return OverridesParser.create(config_loader=loader).parse_overrides(list(texts))
-
-
-def _without_hydra(texts: Sequence[str]) -> list[str]:
-    return [text for text in texts if not text.lstrip("+~").startswith(("hydra.", "hydra/"))]

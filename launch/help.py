@@ -16,9 +16,12 @@ from benchmarks.record.safe_text import close_quietly as close_quietly
 from benchmarks.record.safe_text import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
-from conf.options import Refused, accepted, closest, metadata_of
+from conf.options import NO_NEAR_NAME, Refused, accepted, metadata_of, nearest
 from conf.schema import Config
 from launch.hydra_errors import KINDS
+
+# {topic: how the parts of the help that it names begin}
+SECTIONS: dict[str, tuple[str, ...]] = {"list": ("Groups", "Named"), "examples": ("Examples",)}
 
 
 def answer(line: CommandLine) -> None:
@@ -33,15 +36,12 @@ def answer(line: CommandLine) -> None:
 
         print(*version_lines(), sep="\n")
     elif not line.overrides:
-        # The text of conf/config.yaml with the choices of each group in its middle.
-        config = yaml.safe_load((groups.ROOT / "config.yaml").read_text(encoding="utf-8"))
-        text = config["hydra"]["help"]
-        print(text["header"], "Groups (group=choice)", sep="\n")
-        for group in GROUPS:
-            print(f"  {group}: {', '.join(groups.choices(group))}")
-        print("", text["footer"].rstrip(), sep="\n")
+        print(*_sections(""), sep="\n\n")
     for topic in line.overrides if line.help else ():
         out = console()
+        if topic in SECTIONS:
+            print(*_sections(topic), sep="\n\n")
+            continue
         # A group (nccl), a choice (strategy=none) or an option (nccl.algo).
         key, _, value = topic.lstrip("+~").partition("=")
         group = key.partition(".")[0]
@@ -66,8 +66,20 @@ def answer(line: CommandLine) -> None:
         if group in groups.WITH_RULES:
             out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
         elif not rows and key not in GROUPS:
-            near = closest(key, [*GROUPS, *options])
-            raise Refused(f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{near}")
+            near = nearest(key, [*GROUPS, *options])
+            hint = f"did you mean {near}?" if near else NO_NEAR_NAME
+            raise Refused(f"-h {key}: unknown name; {hint}")
+
+
+def _sections(topic: str) -> list[str]:
+    """Return the parts of the help that a topic names; '' names all."""
+    config = yaml.safe_load((groups.ROOT / "config.yaml").read_text(encoding="utf-8"))
+    text = config["hydra"]["help"]
+    lines = ["Groups (group=choice)"]
+    for group in GROUPS:
+        lines.append(f"  {group}: {', '.join(groups.choices(group))}")
+    sections = [text["header"].rstrip(), "\n".join(lines), *text["footer"].rstrip().split("\n\n")]
+    return [section for section in sections if section.startswith(SECTIONS.get(topic, ("",)))]
 
 
 def option_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:

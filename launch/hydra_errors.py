@@ -9,21 +9,24 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+from analysis.text import redact
 from conf import subsets
-from conf.command_line import GROUPS
+from conf.command_line import GROUPS, others_word
 from conf.groups import RULES, WITH_RULES, choices, no_yaml
-from conf.nccl import unknown_setting
-from conf.options import Refused, accepted, closest, metadata_of
+from conf.nccl import setting_of_variable, unknown_setting
+from conf.options import Refused, accepted, expected_name, metadata_of, unknown_option
 from conf.schema import Config
 
 # What a field accepts by its type.
 SETS = {"gpus": f"GPU ids; {subsets.GPU_FORMS}", "nodes": f"hosts; {subsets.NODE_FORMS}"}
 KINDS: dict[Any, str] = {
     bool: "true or false",
-    str: "a text",
+    str: "text",
     dict: "a mapping, {key: value}",
     list: "a list, [one,two]",
 }
+LONGEST_SHOWN = 80  # characters of an argument
+LONG_WORD = re.compile(rf"(\S{{{LONGEST_SHOWN}}})\S{{{LONGEST_SHOWN},}}")
 # Texts of Hydra 1.3 and OmegaConf 2.3 where their exceptions have no attribute for what they name.
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -37,7 +40,20 @@ NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the sentence for an error of a request; `arguments` are those of launch.py."""
+    """Return the sentence for an error of a request; `arguments` are those of launch.py.
+
+    It is one line without secrets. What was typed is not repeated at length, or what is expected
+    would drown.
+    """
+    sentence = _sentence(error, arguments)
+    for argument in arguments:
+        for text in (argument, argument.partition("=")[2]):
+            if len(text) > LONGEST_SHOWN:
+                sentence = sentence.replace(text, f"{text[:LONGEST_SHOWN]}…")
+    return redact(LONG_WORD.sub(r"\1…", sentence))
+
+
+def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     text = str(error)
     # OmegaConf's exception knows the key: the error itself, or what Hydra raised it from.
     cause = error.__cause__
@@ -50,7 +66,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, Refused):
         return text
     if isinstance(error, RecursionError):
-        return "an argument has too many brackets inside each other; accepted is option=value"
+        return "an argument has too many brackets inside each other; expected option=value"
     if isinstance(error, YAMLError):
         return no_yaml(error, "a file of --config-dir")
     if isinstance(error, OverrideParseException):
@@ -63,20 +79,22 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        near = closest(choice, error.options)
-        return f"{group}={choice}: accepted are {', '.join(error.options)}{near}"
+        meant = others_word(f"{group}={choice}")
+        return f"{group}={choice}: {meant or expected_name(choice, error.options)}"
     if unknown:
         return _unknown_key(unknown[1], cause, arguments)
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         return _wrong_value(cause, arguments)
     if ambiguous:
         key = ambiguous[1].partition("=")[0]
+        if key.partition(".")[0] not in GROUPS and _field_at(key) is None:
+            return _unknown_key(key, None, arguments)
         hint = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
         return f"{ambiguous[1]}: several values are a sweep; add -m{hint}"
     for argument in arguments if NO_GROUP_CHOICE in text else ():
         group, _, choice = argument.lstrip("+").partition("=")
         if group in GROUPS and choice not in choices(group):
-            return f"{argument}: accepted are {', '.join(choices(group))}"
+            return f"{argument}: expected {', '.join(choices(group))}"
     if file:
         return _wrong_file(*file.groups())
     if missing:
@@ -92,57 +110,61 @@ def _wrong_value(cause: OmegaConfBaseException, arguments: Sequence[str]) -> str
     if isinstance(cause, MissingMandatoryValue):
         group = key.removesuffix(".name")
         if group in GROUPS:
-            accepts = f"{group}={'|'.join(choices(group))}"
-        return f"{argument}: has no value; accepted is {accepts or 'a value'}"
+            accepts = f"{group}=NAME, one of: {', '.join(choices(group))}"
+        return f"{argument}: has no value; expected {accepts or 'a value'}"
     value = WRONG_VALUE.search(str(cause))
     for text in typed:  # of several arguments the one with this value
         if value and text.partition("=")[2] == value[1]:
             argument = text
             break
-    return f"{argument}: accepted is {accepts or 'another type'}"
+    return f"{argument}: expected {accepts or 'another type'}"
 
 
 def _wrong_file(name: str, problem: str, key: str) -> str:
     problem = problem.strip()
     names = _names_at(key.rpartition(".")[0])
     if NOT_A_KEY.fullmatch(problem) and names:
-        near = closest(key.split(".")[-1], names)
-        return f"{key} in {name}.yaml: unknown; options here are {', '.join(names)}{near}"
+        near = expected_name(key.split(".")[-1], names)
+        return f"{key} in {name}.yaml: unknown option; {near}"
     sentence = f"{name}.yaml: {problem.rstrip('.')}"
     if not key:
         return sentence
     accepts = _accepts(key)
-    return f"{key} in {sentence}; accepted is {accepts}" if accepts else f"{key} in {sentence}"
+    return f"{key} in {sentence}; expected {accepts}" if accepts else f"{key} in {sentence}"
 
 
 def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
     argument = key
     for text in reversed(arguments):  # the first that has the key
-        if text.lstrip("+~").startswith(key):
+        if text.lstrip("+~").partition("=")[0] == key:
             argument = text
     value = argument.partition("=")[2]
     if key in GROUPS:  # one that has no default is appended
-        names = choices(key)
-        return f"{argument}: accepted is +{key}={value if value in names else '|'.join(names)}"
+        known = ", ".join(choices(key))
+        name = value if value in choices(key) else f"NAME, one of: {known}"
+        return f"{argument}: write +{key}={name}"
     full_key = getattr(cause, "full_key", None) or key
     parent, _, name = full_key.rpartition(".")
     if parent == "nccl":
         return unknown_setting(name, value)
+    if name.upper().startswith("NCCL_"):
+        return f"{argument}: {setting_of_variable(name.upper(), value)}"
     names = []
     node: Any = getattr(cause, "parent_node", None)
-    kind = getattr(cause, "object_type", None)
     if node is not None:
         names = [str(child) for child in node if child not in (*RULES, "hydra")]
         if parent in WITH_RULES:
             parent += f"={node['name']}"
-    elif kind is not None and dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind)]
+    else:
+        names = _names_at(parent)
     if not names:
         return (
             f"{argument}: {parent} has no option {name}; a new one is added with +{full_key}=value"
         )
-    where = f"options of {parent} are" if parent else "options are"
-    return f"{argument}: unknown; {where} {', '.join(names)}{closest(name, names)}"
+    meant = others_word(name, value)
+    if meant and not parent:
+        return f"{argument}: unknown option; {meant}"
+    return unknown_option(parent, name, value, names)
 
 
 def _field_at(key: str) -> "dataclasses.Field[Any] | None":

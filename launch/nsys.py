@@ -107,7 +107,7 @@ def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:
     if path is None:
         reason = "nsys is not on PATH" if field == "profiler=nsys" else "is no program"
         raise Refused(
-            f"{field}: {reason}; accepted are a path to it in profiler.nsys_path or NSYS, "
+            f"{field}: {reason}; expected a path to it in profiler.nsys_path or NSYS, "
             "profiler=torch, or profiler=auto"
         )
     version = None
@@ -122,12 +122,11 @@ def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:
         version = None
     if version is None:
         raise Refused(
-            f"{field}: {path} --version does not say a version; accepted is a working Nsight "
-            "Systems"
+            f"{field}: {path} --version does not say a version; expected a working Nsight Systems"
         )
     if tuple(map(int, version[1].split(".")[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise Refused(
-            f"{field}: version {version[1]}; accepted is {oldest} or newer, or profiler=torch"
+            f"{field}: version {version[1]}; expected {oldest} or newer, or profiler=torch"
         )
     return Nsys(Path(path).absolute(), version[1])

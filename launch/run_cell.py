@@ -15,6 +15,7 @@ from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.schema import Config
+from conf.secrets import without_secrets
 from launch.engines.agent_channel import AgentGone
 from launch.engines.engine import CellEngine, Job
 from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables
@@ -133,7 +134,14 @@ class CellRunner:
             return Outcome("failed", failure, [])
         if outcome.state != "failed" or outcome.failure is None:
             return outcome
-        return dataclasses.replace(outcome, failure=before.explain(outcome.failure, folder.path))
+        failure = before.explain(outcome.failure, folder.path)
+        # What ranks and agents print may hold anything.
+        failure = dataclasses.replace(
+            failure,
+            message=without_secrets(failure.message),
+            log_tail=without_secrets(failure.log_tail),
+        )
+        return dataclasses.replace(outcome, failure=failure)
 
     def _tuning_pass(
         self, cell: Cell, folder: CellFolder, token: str, caches: Mapping[str, str]

@@ -24,6 +24,7 @@ from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Request
+from conf.secrets import argument_without_secrets
 from launch.compose import cpu_preset_note
 from launch.display.closing_summary import (
     MEASURED_ELSEWHERE,
@@ -41,7 +42,6 @@ from launch.engines.local import LocalEngine
 from launch.engines.slurm import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.fleet import compare, refuse_two_names
-from launch.machine.secrets import argument_without_secrets
 from launch.plan.estimate import does_not_fit, worded
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell

@@ -214,7 +214,7 @@ def test_what_a_study_of_one_worker_cannot_answer_is_one_sentence(tmp_path, caps
         ("predict STUDY --holdout batch", "has no valid training cell of several CPU"),
         ("predict STUDY", "no forecast of 2 CPU workers: no all_reduce directly between ranks"),
         ("advise STUDY --gpus 0+1", "was measured; add a training cell of several ranks"),
-        ("advise STUDY --gpus 9", "has no CPU worker 9; accepted are 0, 1, 2"),
+        ("advise STUDY --gpus 9", "has no CPU worker 9; expected 0, 1, 2"),
     ):
         assert main(command.replace("STUDY", study).split()) == 2
         error = capsys.readouterr().err

@@ -167,9 +167,9 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "place", "sentence"),
     [
-        (["=1"], {"device": "cpu"}, "1: needs a GPU; accepted on CPU workers is null"),
-        (["=0"], {}, "0: accepted is a whole number of at least 1 and at most 32"),
-        (["=33"], {}, "33: accepted is a whole number of at least 1 and at most 32"),
+        (["=1"], {"device": "cpu"}, "1: needs a GPU; possible on CPU workers: null"),
+        (["=0"], {}, "0: expected integer 1 to 32"),
+        (["=33"], {}, "33: expected integer 1 to 32"),
     ],
 )
 def test_hardware_queues_are_refused_where_there_are_none(typed, place, sentence):

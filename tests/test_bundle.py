@@ -16,7 +16,7 @@ from analysis.bundle import bundle
 from analysis.study.noise_floor import as_json
 from analysis.study.study import open_study
 from benchmarks.record import CellFolder, record_paths
-from launch.machine.secrets import secret_value
+from conf.secrets import without_secrets
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 NAME = "settings_again"
@@ -121,9 +121,10 @@ def test_no_secret_is_in_it(original):
     contents = (
         gzip.decompress(text) if path.suffix == ".gz" else text
         for path, text in files_in(original).items()
+        if path.suffix != ".pdf"  # packed bytes, no text
     )
     words = {word for text in contents for word in text.decode(errors="replace").split()}
-    assert len(words) > 1000 and [word for word in words if secret_value(word)] == []
+    assert len(words) > 1000 and [word for word in words if without_secrets(word) != word] == []
 
 
 def test_nothing_of_when_and_where_it_was_made_is_in_it(outputs, archive):

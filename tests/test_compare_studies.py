@@ -259,7 +259,7 @@ def test_a_folder_without_records_is_one_line_and_status_2(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "empty")]) == 2
     out, err = capsys.readouterr()
-    assert "holds no record; accepted is the folder of a study" in err
+    assert "holds no record; expected the folder of a study" in err
     assert out == "" and err.count("\n") == 1
 
 

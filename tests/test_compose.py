@@ -16,7 +16,6 @@ from launch import compose
 ROOT = Path(__file__).parent.parent
 COMMANDS = (
     "gpus=0,3 seed=1 global_batch_size=8",
-    "hydra.mode=MULTIRUN gpus=0+1,0+3",
     "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.other.NCCL_WIN_ENABLE=1 repeats=3",
     "-m optimizer.momentum=0,0.5 optimizer.beta1=0.5 optimizer.name=sgd,adamw",
     "-m seed=1,2 seed=3",

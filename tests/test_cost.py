@@ -154,7 +154,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
         (DATA / "nowhere", "no such folder"),
         (DATA / "topo_h200_x4.txt", "is no folder"),
         (DATA / "screens", "holds no record"),
-        (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); accepted is one"),
+        (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); expected one"),
     ],
 )
 def test_what_is_no_study_is_one_line_and_status_2(study, reason, capsys):

@@ -112,7 +112,7 @@ def test_a_limit_that_no_cell_could_bear_is_refused(name, value, monkeypatch):
     kinds = {getattr(resource, f"RLIMIT_{name.upper()}"): (value, value)}
     real = resource.getrlimit
     monkeypatch.setattr(resource, "getrlimit", lambda asked: kinds.get(asked) or real(asked))
-    said = r"ulimit -. is \d+ here .*; accepted is \d+ or more, or unlimited"
+    said = r"ulimit -. is \d+ here .*; expected \d+ or more, or unlimited"
     with pytest.raises(Refused, match=said):
         refuse_small_limits()
 

@@ -267,7 +267,7 @@ def test_words_name_ordered_subsets():
     assert expand("scale", range(6)) == [(0,), (0, 1), (0, 1, 2, 3), tuple(range(6))]
     assert expand("scale", [5]) == [(5,)]
     assert len(expand("pairs", range(8))) == 28
-    with pytest.raises(Refused, match="gpus=some: accepted are"):
+    with pytest.raises(Refused, match="gpus=some: expected"):
         expand("some", [0])
 
 

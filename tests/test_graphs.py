@@ -154,7 +154,7 @@ def test_what_no_graph_can_hold_is_refused_before_anything_starts(override, sent
     with pytest.raises(Refused) as refused:
         resolve(config, (0, 1), "cuda")
     assert str(refused.value).startswith(f"optimize=graph: {sentence.format(override)}")
-    assert str(refused.value).endswith("; accepted here are eager, compile and max")
+    assert str(refused.value).endswith("; possible here: eager, compile and max")
 
 
 def left_out(training):

@@ -113,7 +113,7 @@ def test_both_ways_start_before_either_is_waited_for(monkeypatch):
     [
         ("cuda", 1 << 30, (1 << 29) + 4, "the buffers of 2 ranks do not fit the smallest GPU's memory"),
         ("cpu", None, 1 << 40, "the buffers of 2 ranks do not fit the host's free memory"),
-        ("cpu", None, (1 << 20) + 2, "accepted are multiples of 4"),
+        ("cpu", None, (1 << 20) + 2, "expected multiples of 4"),
     ],
 )  # fmt: skip
 def test_buffers_that_cannot_be_measured_are_refused(device, memory, size, sentence):

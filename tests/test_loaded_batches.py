@@ -108,11 +108,11 @@ def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_o
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("empty", "gave no batch; accepted is what can be read again and again, such as torch's"),
-        ("ends", "ended after 4 batches and did not begin again; accepted is what can be read "),
-        ("too_small", r"gave a batch of a tensor \[3, 3\]; accepted are batch_size=4 samples"),
-        ("no_targets", r"gave list of a tensor \[4, 3\]; accepted is a tuple of tensors"),
-        ("no_loader", "returned int; accepted is an iterable, such as torch's DataLoader"),
+        ("empty", "gave no batch; expected what can be read again and again, such as torch's"),
+        ("ends", "ended after 4 batches and did not begin again; expected what can be read "),
+        ("too_small", r"gave a batch of a tensor \[3, 3\]; expected batch_size=4 samples"),
+        ("no_targets", r"gave list of a tensor \[4, 3\]; expected a tuple of tensors"),
+        ("no_loader", "returned int; expected an iterable, such as torch's DataLoader"),
     ],
 )
 def test_a_loader_of_another_form_is_one_sentence(kind, sentence):
@@ -134,7 +134,7 @@ def test_images_of_a_loader_come_as_the_first_layer_computes_and_in_their_size()
     images, labels = next(loaded)
     assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.int64)
     assert images.is_contiguous(memory_format=torch.channels_last) and len(loaded.waited_ms) == 1
-    with pytest.raises(ValueError, match=r"accepted are images \[4, 1, 28, 28\] and labels"):
+    with pytest.raises(ValueError, match=r"expected images \[4, 1, 28, 28\] and labels"):
         next(batches(pixels=32))
 
 

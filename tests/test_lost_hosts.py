@@ -47,7 +47,7 @@ def test_a_host_whose_agent_dies_is_lost_and_says_why(tmp_path, monkeypatch):
 
 NEEDED = r"hosts with Ringside \(engine\.folder=\) and a Python that has what it needs"
 WITHOUT = [
-    ("exit 127", f"status 127; accepted are {NEEDED}"),
+    ("exit 127", f"status 127; expected {NEEDED}"),
     ("echo Permission denied >&2; exit 255", "status 255: Permission denied$"),
 ]
 

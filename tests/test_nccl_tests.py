@@ -139,7 +139,7 @@ def figures(text):
     try:
         runs = parse_nccl_tests(text)
     except UnreadableInput as error:
-        assert str(error).startswith("accepted is nccl-tests' output")
+        assert str(error).startswith("expected nccl-tests' output")
         return None
     json.dumps([run.to_json() for run in runs], allow_nan=False)
     return [str(row) for run in runs for row in run.rows]
@@ -199,5 +199,5 @@ def test_a_refusal_says_what_and_where(text, sentence):
     """tests/golden/refusals.txt has the command's."""
     with pytest.raises(UnreadableInput) as raised:
         parse_nccl_tests(text)
-    assert str(raised.value).startswith("accepted is nccl-tests' output")
+    assert str(raised.value).startswith("expected nccl-tests' output")
     assert sentence in str(raised.value)

@@ -83,7 +83,7 @@ def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
 
 def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    says = "there is no such file; accepted is a file with a host a line"
+    says = "there is no such file; expected a file with a host a line"
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent", "/dev/zero", "a\0b"):
         refuses(says, listed_hosts, str(path))
 
@@ -137,7 +137,7 @@ def test_every_host_of_a_cell_has_its_subset(planned):
     (cell,) = planned("device=auto nodes=a,b gpus=1,0", fleet=fleet).cells
     assert (cell.cell.hosts, cell.cell.gpus) == (("a", "b"), (1, 0))
     for typed, says in (
-        ("nodes=a,b gpus=all", "gpus=all: means 0,1,2,3 on host a and 0,1 on host b; accepted is"),
+        ("nodes=a,b gpus=all", "gpus=all: means 0,1,2,3 on host a and 0,1 on host b; expected"),
         ("nodes=a,b gpus=3", "host b: gpus=3: 3 is not here"),
         ("nodes=a gpus=best:2", "host a: gpus=best:2: needs the machine's topology"),
     ):
@@ -165,8 +165,8 @@ def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_t
     assert named.every_host == ("a", "b", "c")
     assert "server_nodes" not in auto.strategy and auto.key != named.key and auto.name != named.name
     for asked, says in (
-        ("a+b+c+d", r"=a\+b\+c\+d: names 4 hosts; accepted with strategy.servers=3"),
-        ("'-x'", "=-x: accepted are auto, or names of hosts"),
+        ("a+b+c+d", r"=a\+b\+c\+d: names 4 hosts; strategy.servers=3 uses at most 3"),
+        ("'-x'", "=-x: expected auto, or names of hosts"),
     ):
         refuses(f"strategy.server_nodes{says}", planned, f"{dist} strategy.server_nodes={asked}")
 
@@ -182,8 +182,8 @@ ALL_GPUS = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
         (("a", "a", "a"), "free", (0, 1, 0)),  # too few are free there
         (("c", "c"), "free", (0, 1)),  # a host without ranks
         (("a", "c"), "3+1", (3, 1)),
-        (("c", "c", "c"), "free", "servers=3: accepted on GPUs is at most 2, the GPUs of host c"),
-        (("c",), "2", "server_gpus=2: accepted are auto, or 1 of 0, 1"),
+        (("c", "c", "c"), "free", "servers=3: expected at most 2, the GPUs of host c"),
+        (("c",), "2", "server_gpus=2: expected auto, or 1 of 0, 1"),
     ],
 )
 def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
@@ -201,7 +201,7 @@ def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
     cells = planned(f"{strong} nodes=a", f"{strong} nodes=a,b", fleet=four).cells
     sizes = [(c.cell.world_size, c.cell.batch_size, c.cell.global_batch_size) for c in cells]
     assert sizes == [(4, 64, 256), (8, 32, 256)]
-    says = "global_batch_size=6: accepted is a multiple of the 4 ranks of gpus=0,1 on 2 hosts"
+    says = "global_batch_size=6: expected a multiple of the 4 ranks of gpus=0,1 on 2 hosts"
     refuses(says, planned, "global_batch_size=6 nodes=a,b gpus=0,1")
 
 

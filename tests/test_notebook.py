@@ -160,7 +160,7 @@ def test_an_unknown_table_is_named_with_those_that_there_are(scaling):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="accepted is the folder of a study"):
+    with pytest.raises(FileNotFoundError, match="expected the folder of a study"):
         open_study(tmp_path / "none")
 
 

@@ -66,12 +66,12 @@ def test_a_lock_that_is_not_ours_is_left_alone(tmp_path):
 
 
 REFUSED = {
-    "tracking.uri=ftp://x": "accepted", "tracking.uri=http://": "accepted",
-    "tracking.uri=file:///etc": "accepted", "tracking.uri=sqlite://": "accepted",
-    "study=mlflow.db": "accepted is another name", "study=mlartifacts": "accepted is another name",
-    "study=noise_floor.json": "accepted is another name",
-    "engine.cell_timeout_s=inf": "accepted is", "engine.cell_timeout_s=nan": "accepted is",
-    "engine.cell_timeout_s=-inf": "accepted is",
+    "tracking.uri=ftp://x": "expected", "tracking.uri=http://": "expected",
+    "tracking.uri=file:///etc": "expected", "tracking.uri=sqlite://": "expected",
+    "study=mlflow.db": "expected another name", "study=mlartifacts": "expected another name",
+    "study=noise_floor.json": "expected another name",
+    "engine.cell_timeout_s=inf": "expected", "engine.cell_timeout_s=nan": "expected",
+    "engine.cell_timeout_s=-inf": "expected",
 }  # fmt: skip
 
 

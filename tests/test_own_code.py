@@ -178,7 +178,7 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(
 
 def test_a_builder_that_returns_no_module_says_so(own):
     network = Network("mine", "python", "my_package.models:nothing", 1, 10, 28, 0.0, {"width": 8})
-    said = r"models:nothing: returned str; accepted is a torch\.nn\.Module"
+    said = r"models:nothing: returned str; expected a torch\.nn\.Module"
     with pytest.raises(TypeError, match=said):
         models.build(network)
 
@@ -202,21 +202,21 @@ WRONG = {
     f"{OWN_MODEL}trainers.models:biuld": "models.py defines no biuld",
     f"{OWN_MODEL}my_package.absent:build": "finds no module my_package.absent",
     f"{OWN_MODEL}absent:build": "model.builder=absent:build: Python finds no module",
-    f"{OWN_MODEL}build": "model.builder=build: accepted is a name that Python can",
-    f"{OWN_MODEL}os.path:../x": "accepted is a name that Python can import",
+    f"{OWN_MODEL}build": "model.builder=build: expected a name that Python can",
+    f"{OWN_MODEL}os.path:../x": "expected a name that Python can import",
     "strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE} of a strategy",
     "++strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE}",
     "++benchmark._target_=os.system": f"benchmark._target_=os.system: {OF_A_FILE}",
     "~strategy._target_": f"~strategy._target_: {OF_A_FILE}",
     "++benchmark.code.refuse=os.system": "code.refuse stands in the YAML file of a benchmark only",
     "++strategy={_target_:os.system}": "stands in the file strategy/nccl_allreduce.yaml",
-    f"{IN_CONF}strategy=one_by_one strategy.scale=3": "strategy.scale=3: accepted is a number",
-    f"{IN_CONF}strategy=one_by_one strategy.size=3": "strategy.size=3: unknown; options of",
+    f"{IN_CONF}strategy=one_by_one strategy.scale=3": "strategy.scale=3: expected number",
+    f"{IN_CONF}strategy=one_by_one strategy.size=3": "strategy.size=3: unknown option of",
     f"{IN_CONF}strategy=one_by_won": "one_by_one (did you mean one_by_one?)",
     f"{IN_CONF}gpus=0,1,2 benchmark=barrier": "a barrier of three is too much for me",
-    f"{IN_CONF}benchmark=barrier benchmark.rounds=0": "benchmark.rounds=0: accepted is auto or a",
+    f"{IN_CONF}benchmark=barrier benchmark.rounds=0": "benchmark.rounds=0: expected auto or integer",
     "--config-dir nowhere strategy=none": "nowhere",
-    "strategy.name=none": "accepted is the whole file, strategy=none, or a YAML of your own",
+    "strategy.name=none": "expected the whole file, strategy=none, or a YAML of your own",
 }
 
 
@@ -232,10 +232,10 @@ WRONG_STRATEGIES = {
     f"{MINE}my_package.strategies.OneByTwo\n": "strategies.py defines no OneByTwo",
     f"{MINE}my_package.absent.Strategy\n": "Python finds no module my_package.absent",
     f"{SIZE}[size]\n": "mine.yaml: accepts is ['size']: Expected `object`, got `array`",
-    "name: none_of_that\n_target_: x.y\n": "strategy.name=none_of_that: accepted are",
+    "name: none_of_that\n_target_: x.y\n": "strategy.name=none_of_that: expected",
     f"{SIZE}{{size: {{least: 1{'0' * 400}}}}}\n": ": Number out of range",
     f"{MINE}x.y\nsize: {'[' * 60}\n": "mine.yaml: deeper than 50 levels",
-    f"{SIZE}{{size: {{words: [1.5]}}}}\n": "strategy.size=1: accepted are 1.5",
+    f"{SIZE}{{size: {{words: [1.5]}}}}\n": "strategy.size=1: expected 1.5",
     "a: [1\nb: }": "conf/strategy/mine.yaml, line 2: is no YAML (",
 }
 

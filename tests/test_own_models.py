@@ -100,9 +100,9 @@ def test_the_record_keeps_a_cell_of_samples():
     ("builder", "error", "sentence"),
     [
         ("too_many", ValueError, r"\.batch gave a batch of a tensor \[5, 3\]; .* batch_size=4 sam"),
-        ("no_targets", ValueError, r"\.batch gave tuple of a tensor \[4, 3\]; accepted is a tuple"),
-        ("one_tensor", ValueError, r"\.batch gave a tensor \[4, 3\]; accepted is a tuple of tens"),
-        ("plain", TypeError, r": returned Linear; accepted is a trainers\.batches\.OwnModel"),
+        ("no_targets", ValueError, r"\.batch gave tuple of a tensor \[4, 3\]; expected a tuple"),
+        ("one_tensor", ValueError, r"\.batch gave a tensor \[4, 3\]; expected a tuple of tens"),
+        ("plain", TypeError, r": returned Linear; expected a trainers\.batches\.OwnModel"),
     ],
 )
 def test_a_batch_or_a_module_of_another_form_is_one_sentence(builder, error, sentence):
@@ -125,10 +125,10 @@ SAMPLES = ("model.library=python", f"model.builder={__name__}:Tokens", "model.in
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model.inputs=samples"], "accepted with model.library=python, a model of your own"),
-        ([*SAMPLES, "image_size=64"], "accepted with model.inputs=images only"),
-        ([*SAMPLES, "model.classes=7"], "accepted with model.inputs=images only"),
-        (["model.inputs=tokens"], "accepted are images or samples"),
+        (["model.inputs=samples"], "works only with model.library=python, your own model"),
+        ([*SAMPLES, "image_size=64"], "works only with model.inputs=images"),
+        ([*SAMPLES, "model.classes=7"], "works only with model.inputs=images"),
+        (["model.inputs=tokens"], "expected images or samples"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

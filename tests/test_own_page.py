@@ -105,7 +105,7 @@ NO_LOADER = ("loader: my_data:load", "")
 UNEXPECTED = "got an unexpected keyword argument"
 THROUGH_LAUNCH = {
     "strategy=one_by_one": (STRATEGY_YAML, *RULE, f"as OneByOne(grap=…): {UNEXPECTED} 'grap'"),
-    "data=text": (DATA_YAML, *NO_LOADER, "accepted with data.loader, a function of your own"),
+    "data=text": (DATA_YAML, *NO_LOADER, "works only with data.loader, a function of your own"),
 }
 
 
@@ -159,7 +159,7 @@ TAKEN = [
 UNKNOWN = "NameError: name 'Strategy' is not defined"
 MISTAKES = [
     (STRATEGIES, CLASS, "class OneByOne", {},
-     "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a"),
+     "OneByOne is no Strategy; expected a subclass of trainers.strategy.Strategy, or a"),
     (STRATEGIES, "def bytes_moved", "def bytes_sent", {},
      "OneByOne has no bytes_moved, as trainers.strategy.Strategy "),
     (STRATEGIES, IMPORT, "", {}, f"OneByOne: cannot be imported ({UNKNOWN})"),
@@ -171,7 +171,7 @@ MISTAKES = [
     (DATA, "def load(", "def lode(", {}, "data.loader=my_data:load: "),
     (MODEL, "", "", SCALED, f"is called as OneByOne(scale=…): {UNEXPECTED} 'scale'"),
     (MODEL, "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", {},
-     "TinyGpt is no OwnModel; accepted is a subclass of trainers.batches.OwnModel"),
+     "TinyGpt is no OwnModel; expected a subclass of trainers.batches.OwnModel"),
     (MODEL, "def loss", "def cost", {},
      "TinyGpt has no loss, as trainers.batches.OwnModel asks for"),
     (MODEL, "", "", options(), "is called as TinyGpt(): missing a required argument: 'length'"),
@@ -211,7 +211,7 @@ def test_code_that_cannot_be_called_is_refused_and_nothing_else(
     assert [sentence in reason for reason in reasons] == [True] * bool(sentence), reasons
 
 
-ACCEPTED = "accepted is a subclass of trainers.strategy.Strategy"
+ACCEPTED = "expected a subclass of trainers.strategy.Strategy"
 MAINTAINED = {
     "trainers.strategies.none.Nothing": "none.py defines no Nothing",
     "trainers.strategy.ExchangeAlone": f"ExchangeAlone is no Strategy; {ACCEPTED}",

@@ -108,7 +108,7 @@ def entries(text):
     try:
         runs = parse_matrices(text)
     except UnreadableInput as error:
-        assert str(error).startswith("accepted is the output of p2pBandwidthLatencyTest")
+        assert str(error).startswith("expected the output of p2pBandwidthLatencyTest")
         return set()
     json.dumps([run.to_json() for run in runs], allow_nan=False)
     return set().union(*map(values_of, runs))
@@ -206,7 +206,7 @@ def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
 def test_a_refusal_says_what_and_where(text, sentence):
     with pytest.raises(UnreadableInput) as raised:
         parse_matrices(text)
-    head = "accepted is the output of p2pBandwidthLatencyTest: a title such as"
+    head = "expected the output of p2pBandwidthLatencyTest: a title such as"
     assert str(raised.value).startswith(head) and sentence in str(raised.value)
 
 

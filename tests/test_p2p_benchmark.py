@@ -49,7 +49,7 @@ GPU, CPU = "cuda", "cpu"
         (GPU, Room(24 << 30), "bytes=40000000000", "the buffers do not fit the smallest GPU's"),
         (CPU, Room(None, 8 << 30), "bytes=1000000000000", "the buffers do not fit the host's free"),
         (CPU, Room(shared_bytes=0), "bytes=4000000",
-         "the buffers do not fit /dev/shm; accepted are at most 0"),
+         "the buffers do not fit /dev/shm; expected at most 0"),
     ],
 )  # fmt: skip
 def test_buffers_that_do_not_fit_are_refused(hydra, device, room, asked, sentence):

@@ -119,7 +119,7 @@ def test_the_command_refuses_a_matrix_of_another_machine(tmp_path, capsys):
     (tmp_path / "p2p.json").write_text(json.dumps(symmetric(4, 3, [10, 20])))
     topology, matrix = str(DATA / "topo_dgx1_v100.txt"), str(tmp_path / "p2p.json")
     assert main(["place", "--topology", topology, "--gpus", "3", "--p2p", matrix]) == 2
-    said = "a matrix of 4 GPUs; accepted is one of 8, as the topology has"
+    said = "a matrix of 4 GPUs; expected one of 8, as the topology has"
     assert said in capsys.readouterr().err
 
 

@@ -140,9 +140,9 @@ def test_a_calibration_that_was_chosen_stays():
 
 
 REFUSED = [
-    ([["predict=true"]], "predict=true: accepted are auto or false"),
-    ([["predict=auto"], ["gpus=0"]], "a sweep has one predict"),
-    ([["noise_pairs=2", "repeats=3"]], "noise_pairs=2: accepted are auto and 0 with repeats=3"),
+    ([["predict=true"]], "predict=true: expected auto or false"),
+    ([["predict=auto"], ["gpus=0"]], "predict takes one valueict"),
+    ([["noise_pairs=2", "repeats=3"]], "noise_pairs=2: expected auto and 0 with repeats=3"),
 ]
 
 

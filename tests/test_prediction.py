@@ -553,9 +553,9 @@ def test_servers_on_gpus_share_those_of_ranks_where_the_machine_has_no_other(cap
 @pytest.mark.parametrize(
     ("without", "device", "sentence"),
     [
-        (("topology",), "cuda", "of the study has no GPU 9; accepted are 0, 1$"),
-        (("topology", "gpu"), "cuda", "of the study has no GPU 9; accepted are 0, 1$"),
-        (("topology", "gpu"), "cpu", "has no CPU worker 9; accepted are 0, 1, 2, .*, 7$"),
+        (("topology",), "cuda", "of the study has no GPU 9; expected 0, 1$"),
+        (("topology", "gpu"), "cuda", "of the study has no GPU 9; expected 0, 1$"),
+        (("topology", "gpu"), "cpu", "has no CPU worker 9; expected 0, 1, 2, .*, 7$"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused_whatever_tells_of_them(without, device, sentence):

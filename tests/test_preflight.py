@@ -51,7 +51,7 @@ def test_a_host_describes_itself_in_one_line_without_torch_and_without_secrets()
 
 def test_a_host_that_cannot_do_what_is_asked_says_why():
     done = describe.description("cuda", {"CUDA_VISIBLE_DEVICES": ""})
-    with pytest.raises(Refused, match=r"^host b: device=cuda: .*accepted here are auto and cpu$"):
+    with pytest.raises(Refused, match=r"^host b: device=cuda: .*possible here: auto and cpu$"):
         Host.described("b", done)
 
 
@@ -103,7 +103,7 @@ def test_what_is_no_description_is_one_sentence(said):
 
 def test_the_description_of_another_commit_names_both():
     plain = described(**WITH_GPUS, **{"facts.git": {"commit": 40 * "f"}}) | {"new": 1}
-    said = r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\); accepted is the"
+    said = r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\); expected the"
     with pytest.raises(Refused, match=said):
         Host.described("b", plain)
 

@@ -324,7 +324,7 @@ def test_a_study_is_read_in_order_of_start_with_earlier_attempts(tmp_path):
 
 
 def test_words_of_a_record_are_checked():
-    with pytest.raises(ValueError, match="accepted are finished, failed, interrupted"):
+    with pytest.raises(ValueError, match="expected finished, failed, interrupted"):
         make_record(state="done")
-    with pytest.raises(ValueError, match="accepted are valid, suspect, invalid"):
+    with pytest.raises(ValueError, match="expected valid, suspect, invalid"):
         make_record(validity=Validity("ok"))

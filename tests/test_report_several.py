@@ -172,9 +172,9 @@ def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
     ("arguments", "said"),
     [
         (("a", "nowhere"), "nowhere: no such folder"),
-        (("a", "empty"), "empty: holds no record; accepted is the folder of a study"),
-        (("a", "b", "a"), "a: named twice; accepted are different studies"),
-        ((".", "a"), "a: named twice; accepted are different studies"),
+        (("a", "empty"), "empty: holds no record; expected the folder of a study"),
+        (("a", "b", "a"), "a: the same study is named twice"),
+        ((".", "a"), "a: the same study is named twice"),
         (("a", "b", "--bundle"), "--bundle takes one study, not 2"),
     ],
 )

@@ -205,12 +205,12 @@ def test_every_experiment_is_typed_in_its_file_and_its_plan_is_golden(name):
         ("gpus: [each, scale]", "gpus=each,scale: the word each stands alone, not inside a subset"),
         ("gpus: [first]", "gpus=first: 'first' is no GPU id, UUID, PCI bus id or word; write"),
         ("nccl: 7", "FILE: Merge error: int is not a subclass of Nccl. value: 7"),
-        ("gpu: [0]", "gpu in FILE: unknown; options here are model, data, strategy,"),
+        ("gpu: [0]", "gpu in FILE: unknown option; did you mean gpus?"),
         ("model: {cpu: {image: 8}}",
-         "model.cpu.image in FILE: unknown; options here are image_size, batch_size"),
+         "model.cpu.image in FILE: unknown option; expected one of: image_size, batch_size"),
         ("engine: {start: [1]}",
-         "engine.start in FILE: Cannot convert 'ListConfig' to string: '[1]'; accepted is auto"),
-        ("batch_size: many", "batch_size=many: accepted is auto or"),
+         "engine.start in FILE: Cannot convert 'ListConfig' to string: '[1]'; expected auto"),
+        ("batch_size: many", "batch_size=many: expected auto or"),
     ],
 )  # fmt: skip
 def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):

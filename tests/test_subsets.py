@@ -83,7 +83,7 @@ def test_sixteen_gpus(kind, count):
 
 @pytest.mark.parametrize("size", [0, -1, 9])
 def test_sizes_the_machine_does_not_have_are_refused(size):
-    with pytest.raises(ValueError, match=f"--size {size}: accepted are 1 to 8"):
+    with pytest.raises(ValueError, match=f"--size {size}: expected 1 to 8"):
         classes(DGX1, size)
 
 

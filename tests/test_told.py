@@ -66,12 +66,12 @@ def test_ranks_tell_each_other_texts_lists_and_tables(forked):
 @pytest.mark.parametrize(
     "sent, sentence",
     [
-        (b"", "tells 0 bytes; accepted are 1 to "),
-        (b"x" * 5000, "tells 5000 bytes; accepted are 1 to 4096"),
+        (b"", "tells 0 bytes; expected 1 to "),
+        (b"x" * 5000, "tells 5000 bytes; expected 1 to 4096"),
         (b"\x80\x04K\x01.", "tells 5 bytes that are no JSON"),
         (b"[" * 4000, "tells 4000 bytes that are no JSON"),
-        (b"17", "tells a int; accepted is a str"),
-        (json.dumps(["/dev/shm/x"]).encode(), "tells a list; accepted is a str"),
+        (b"17", "tells a int; expected a str"),
+        (json.dumps(["/dev/shm/x"]).encode(), "tells a list; expected a str"),
     ],
 )
 def test_what_a_peer_may_not_say_is_refused(alone, monkeypatch, sent, sentence):

@@ -109,7 +109,7 @@ NO_GPU5 = "\n".join(line for line in DGX1.split("\n") if not line.startswith("GP
         (DGX1.replace("GPU0     X      NV1 ", "GPU0     X      25.3"),
          "line 2: GPU0 to GPU1 reads '25.3'"),
         ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n",
-         "line 3: 1 links in the row of GPU1; accepted are 2"),
+         "line 3: 1 links in the row of GPU1; expected 2"),
         ("\tGPU0\tGPU1\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t0-7\n", "line 2: 1 more cells"),
         ("\tGPU0\tGPU0\nGPU0\t X \tSYS\n", "a device twice"),
     ],
@@ -229,7 +229,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]>\n<system><cpu>&c;<
     ("text", "message"),
     [
         (BOMB, "line 1: a document type"),
-        (DGX1_XML[:900], "accepted is whole XML"),
+        (DGX1_XML[:900], "expected whole XML"),
         ("<system/>", "no <gpu"),
         ("<graphs><gpu dev='0'/></graphs>", "root element is 'graphs'"),
         (SWITCHED.replace('dev="3"', 'dev="0"'), "line 13: a second <gpu dev=0>, the first in"),

@@ -69,7 +69,7 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path):
     assert (steps.count, steps.median_ms, steps.times_ms, steps.by) == (2, 3, [3, 3], "launch")
     assert (steps.comm_ms, steps.exposed_ms, steps.wait_ms) == (3, 3, None)
     assert choose_window(trace, 1)[:2] == (14 * MS, 22 * MS)
-    with pytest.raises(ValueError, match="step 2 is not in the trace; accepted are 0 to 1"):
+    with pytest.raises(ValueError, match="step 2 is not in the trace; expected 0 to 1"):
         choose_window(trace, 2)
     unlaunched = read_trace(str(make_export(tmp_path / "b.sqlite", kernels, ranges=ranges)))
     assert summarize(unlaunched).ranks[0].steps.by == "start"

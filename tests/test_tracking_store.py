@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks import record as records
 from benchmarks.record import CellFolder, safe_files
 from conf.schema import Tracking
-from launch.machine.secrets import without_credentials
+from conf.secrets import without_credentials
 from launch.study.study_folder import ProcessIdentity, StudyFolder, Sweep
 from launch.tracking import store
 from launch.tracking.store import TrackingUnavailable, WrongUri, connect, sqlite_file, store_uri
@@ -50,7 +50,7 @@ WRONG = "foo://bar mlruns /somewhere file:///somewhere sqlite:/x sqlite:// sqlit
 
 @pytest.mark.parametrize("uri", ["", *WRONG.split(), "http:x", "http://"])
 def test_a_wrong_uri_is_refused_with_what_is_accepted(tmp_path, uri):
-    with pytest.raises(WrongUri, match=r"accepted (are|is) (sqlite:///FILE|http://HOST)"):
+    with pytest.raises(WrongUri, match=r"expected (sqlite:///FILE|http://HOST)"):
         Tracker.open(Tracking(uri=uri), tmp_path, "scaling")
 
 

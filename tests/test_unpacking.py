@@ -83,7 +83,7 @@ def test_an_archive_that_unpacks_to_much_is_refused(tmp_path, capsys, monkeypatc
             archive.writestr(f"study/{number}", b"\0" * 1_000_000)
     monkeypatch.setattr(bundle if limit == "MOST_FILES" else input_files, limit, value)
     status, _, said = refusals(capsys, "verify", file)
-    assert status == 2 and f"{file}: holds 4 MB in 4 files; accepted from an archive" in said
+    assert status == 2 and f"{file}: holds 4 MB in 4 files; expected from an archive" in said
 
 
 def test_too_little_memory_is_a_sentence(study, capsys, monkeypatch):
@@ -139,5 +139,5 @@ def test_a_bomb_takes_neither_memory_nor_time(study, tmp_path, kind, piece, piec
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     assert "Traceback" not in done.stderr and done.returncode in (1, 2), done.stderr
-    assert "more than" in done.stdout + done.stderr or "accepted from an archive" in done.stderr
+    assert "more than" in done.stdout + done.stderr or "expected from an archive" in done.stderr
     assert spent < 5.0

@@ -207,7 +207,7 @@ def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     assert f"analysis verify: {tmp_path}: holds no record" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: no such folder; accepted is" in capsys.readouterr().err
+    assert "nowhere: no such folder; expected" in capsys.readouterr().err
 
 
 def test_a_derive_function_that_fails_ends_its_cell_only(one, declares):

@@ -100,20 +100,20 @@ def checked(cell: Cell, source: str, batch: object) -> Batch:
     parts: list[Any] = list(batch) if isinstance(batch, tuple | list) else []
     if len(parts) < 2 or not all(isinstance(part, Tensor) for part in parts):
         raise ValueError(
-            f"{source} gave {_described(batch)}; accepted is a tuple of tensors: what forward "
+            f"{source} gave {_described(batch)}; expected a tuple of tensors: what forward "
             "takes, and last the targets"
         )
     first = parts[0]
     if not first.dim() or len(first) != cell.batch_size:
         raise ValueError(
-            f"{source} gave a batch of {_described(first)}; accepted are "
+            f"{source} gave a batch of {_described(first)}; expected "
             f"batch_size={cell.batch_size} samples, in the first dimension of the first tensor"
         )
     network = cell.model
     size = (network.channels, network.image_size, network.image_size)
     if network.inputs == IMAGES and (len(parts) != 2 or tuple(first.shape[1:]) != size):
         raise ValueError(
-            f"{source} gave {_described(batch)}; accepted are images {[cell.batch_size, *size]} "
+            f"{source} gave {_described(batch)}; expected images {[cell.batch_size, *size]} "
             "and labels"
         )
     return tuple(parts)
@@ -147,7 +147,7 @@ class LoadedBatches:
         )
         if not hasattr(loader, "__iter__"):
             raise TypeError(
-                f"{self._source} returned {type(loader).__name__}; accepted is an iterable, such "
+                f"{self._source} returned {type(loader).__name__}; expected an iterable, such "
                 "as torch's DataLoader"
             )
         # A DataLoader has batches ready in its workers.
@@ -184,6 +184,6 @@ class LoadedBatches:
                 if count:
                     failure = f"ended after {count} batches and did not begin again"
                 raise ValueError(
-                    f"{self._source} {failure}; accepted is what can be read again and again, such "
+                    f"{self._source} {failure}; expected what can be read again and again, such "
                     "as torch's DataLoader"
                 )

@@ -220,7 +220,7 @@ def _packed(value: Any) -> Tensor:
 
 def _check_size(size: int, who: str) -> None:
     if not 0 < size <= MOST_BYTES:
-        raise ValueError(f"{who} tells {size} bytes; accepted are 1 to {MOST_BYTES}")
+        raise ValueError(f"{who} tells {size} bytes; expected 1 to {MOST_BYTES}")
 
 
 def _unpacked(message: Tensor, kind: type[Json], who: str) -> Json:
@@ -229,7 +229,7 @@ def _unpacked(message: Tensor, kind: type[Json], who: str) -> Json:
     except (ValueError, RecursionError):
         raise ValueError(f"{who} tells {len(message)} bytes that are no JSON") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{who} tells a {type(value).__name__}; accepted is a {kind.__name__}")
+        raise ValueError(f"{who} tells a {type(value).__name__}; expected a {kind.__name__}")
     return value
 
 

@@ -129,7 +129,7 @@ class GraphedStep:
         except RuntimeError as error:
             raise RuntimeError(
                 f"this step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
-                "accepted with it are optimize=eager and optimize=compile"
+                "possible with it: optimize=eager and optimize=compile"
             ) from error
         return replay, loss, [parameter.grad for parameter in self._parameters]
 
@@ -139,6 +139,6 @@ class GraphedStep:
             if tensor.shape != own.shape:  # copy_ would spread a smaller one
                 raise RuntimeError(
                     f"a batch has a tensor {list(tensor.shape)} where the first had "
-                    f"{list(own.shape)}; accepted with a CUDA graph are batches of one shape"
+                    f"{list(own.shape)}; a CUDA graph needs batches of one shape"
                 )
             own.copy_(tensor, non_blocking=True)

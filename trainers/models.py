@@ -28,7 +28,7 @@ def build(network: Network) -> nn.Module:
         builders = {"resnet200": _resnet200, "fmnist_cnn": _fmnist_cnn}
         if network.builder not in builders:
             raise ValueError(
-                f"model.builder={network.builder}: accepted with model.library=ringside are "
+                f"model.builder={network.builder}: with model.library=ringside expected "
                 f"{', '.join(builders)}"
             )
         model = builders[network.builder](**arguments)
@@ -56,8 +56,7 @@ def build(network: Network) -> nn.Module:
 def _check_type(network: Network, model: object, expected: type, name: str) -> None:
     if not isinstance(model, expected):
         raise TypeError(
-            f"model.builder={network.builder}: returned {type(model).__name__}; accepted is a "
-            f"{name}"
+            f"model.builder={network.builder}: returned {type(model).__name__}; expected a {name}"
         )
 
 

@@ -248,7 +248,7 @@ def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
     strategy = locate(target)(**arguments)
     if not isinstance(strategy, Strategy):
         raise TypeError(
-            f"{target} returned {type(strategy).__name__}; accepted is a trainers.strategy.Strategy"
+            f"{target} returned {type(strategy).__name__}; expected a trainers.strategy.Strategy"
         )
     strategy.hosts = hosts
     return strategy

@@ -121,7 +121,7 @@ def rank(
     if not ranked and refused:
         raise ValueError(next(iter(refused.values())))
     if not ranked:
-        raise ValueError("the study has no strategy to advise on; accepted with --strategy")
+        raise ValueError("the study has no strategy to advise on; name some with --strategy")
     ranked.sort(key=lambda cell: -round(cell.rate, 6))
     return ranked, refused
 
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
     gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration)
     if len({subset.gpus for subset in subsets}) > 1:
         raise ValueError(
-            f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can "
+            f"--gpus {arguments.gpus!r}: expected subsets of one size, so that their rates can "
             "be compared"
         )
     choices: Sequence[Mapping[str, str]] = studied_settings(study)

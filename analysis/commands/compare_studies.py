@@ -91,13 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
         limit = float(match[1]) / (100 if match[2] else 1)
     if not 0 <= limit < 1:
         raise ValueError(
-            f"--limit {arguments.limit}: accepted is a share from 0 to below 100 %, such as 2% or "
-            "0.02"
+            f"--limit {arguments.limit}: expected a share from 0 to below 100 %, such as 2% or 0.02"
         )
     inputs = [StudyPath.of(text) for text in (arguments.a, arguments.b)]
     for study in inputs:
         if study.folder.is_file():
-            raise ValueError(f"{study.folder}: is a file; accepted are two folders of studies")
+            raise ValueError(f"{study.folder}: is a file; expected two folders of studies")
     sides = open_inputs(inputs, QuickCheck().marked)
     result = differences(*sides)
     if not result.cells:

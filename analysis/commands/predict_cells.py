@@ -110,9 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print forecasts. Raises OSError, ValueError."""
     wrong = ""
     if arguments.per_node is not None and arguments.gpus is None:
-        wrong = f"--per-node {arguments.per_node}: accepted together with --gpus"
+        wrong = f"--per-node {arguments.per_node}: needs --gpus"
     elif arguments.net is not None and arguments.per_node is None:
-        wrong = f"--net {arguments.net}: accepted together with --gpus and --per-node"
+        wrong = f"--net {arguments.net}: needs --gpus and --per-node"
     if wrong:
         raise ValueError(f"{wrong}, such as --gpus 16,64,256 --per-node 8")
     folders = [open_study(Path(folder)) for folder in arguments.study]
@@ -147,24 +147,22 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
             groups = [part.split("+") for part in parts]
         for group in groups:
             if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
-                raise ValueError(f"--gpus {text!r}: accepted are {GPUS_FORM}")
+                raise ValueError(f"--gpus {text!r}: expected {GPUS_FORM}")
             members = tuple(map(int, group))
             if len(set(members)) < len(members):
                 raise ValueError(
-                    f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {GPUS_FORM}"
+                    f"--gpus {text!r}: a GPU stands twice in a subset; expected {GPUS_FORM}"
                 )
             subsets.append(Subset(len(members), members=members))
         return subsets
     if not 1 <= per_node <= MOST_GPUS:
-        raise ValueError(
-            f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}"
-        )
+        raise ValueError(f"--per-node {per_node}: expected a number of GPUs from 1 to {MOST_GPUS}")
     for part in parts:
         gpus = _positive(part, MOST_GPUS)
         if gpus == 0 or (gpus > per_node and gpus % per_node):
             raise ValueError(
                 f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; "
-                "accepted are multiples, such as 16,64,256"
+                "expected multiples, such as 16,64,256"
             )
         subsets.append(Subset(min(gpus, per_node), max(1, gpus // per_node)))
     return subsets
@@ -187,12 +185,12 @@ def read_nccl(text: str | None) -> dict[str, str]:
         name, _, value = map(str.strip, part.partition("="))
         setting = name.lower().removeprefix("nccl_")
         if not value:
-            raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
+            raise ValueError(f"--nccl {part!r}: expected NAME=VALUE, such as P2P_LEVEL=LOC")
         if setting not in FIELDS:
             raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
         if setting in typed:
             raise ValueError(
-                f"--nccl {text!r}: {name} stands there twice; accepted is each setting once"
+                f"--nccl {text!r}: {name} stands there twice; expected each setting once"
             )
         typed[setting] = value
         if value.isascii() and value.isdigit() and len(value) < 12:
@@ -213,7 +211,7 @@ def refuse_absent(
         for gpu in subset.members:
             if gpu not in gpus:
                 raise ValueError(
-                    f"--gpus {text!r}: {where} has no {unit} {gpu}; accepted are "
+                    f"--gpus {text!r}: {where} has no {unit} {gpu}; expected "
                     f"{', '.join(map(str, gpus))}{of_unit(hint, unit)}"
                 )
     return len(gpus)
@@ -229,8 +227,7 @@ def typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         choices["batches"] = [_positive(size, MOST_BATCH) for size in sizes]
         if 0 in choices["batches"]:
             raise ValueError(
-                f"--batch-size {arguments.batch_size!r}: accepted are images per GPU, such as "
-                "128,256"
+                f"--batch-size {arguments.batch_size!r}: expected images per GPU, such as 128,256"
             )
     choices["work"] = {}
     for name in WORK:

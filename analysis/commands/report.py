@@ -145,12 +145,12 @@ def _seconds(arguments: argparse.Namespace) -> int:
     if len(studies) > 1:
         names = join_words([study.name for study in studies])
         raise ValueError(
-            f"{arguments.study}: holds {len(studies)} studies ({names}); accepted is one of them"
+            f"{arguments.study}: holds {len(studies)} studies ({names}); expected one of them"
         )
     records, unreadable = read_study(studies[0])
     if not records:
         raise UnreadableInput(
-            f"{studies[0]}: holds no record that can be read; accepted is the folder of a study "
+            f"{studies[0]}: holds no record that can be read; expected the folder of a study "
             f"(<output_dir>/<study>); {unreadable[0]}"
         )
     if not arguments.json:

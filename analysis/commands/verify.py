@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             if Path(study).exists():
                 wrong = "holds no record"
             raise UnreadableInput(
-                f"{study}: {wrong}; accepted is the folder of a study (<output_dir>/<study>), or a "
+                f"{study}: {wrong}; expected the folder of a study (<output_dir>/<study>), or a "
                 "bundle"
             )
     saved_bytes: dict[str, int] = {}

@@ -105,7 +105,7 @@ def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[
     for path in paths:
         for folder in studies_in(path.folder):
             if folder.resolve() in compared:
-                raise ValueError(f"{folder}: named twice; accepted are different studies")
+                raise ValueError(f"{folder}: the same study is named twice")
             compared.add(folder.resolve())
             folders.append((path, folder))
     opened = []
@@ -136,7 +136,7 @@ def studies_in(folder: Path) -> list[Path]:
         cells.add(cell)
     if not cells:
         raise ValueError(
-            f"{folder}: holds no record; accepted is the folder of a study (<output_dir>/<study>)"
+            f"{folder}: holds no record; expected the folder of a study (<output_dir>/<study>)"
         )
     return sorted({cell.parent for cell in cells} - cells)
 

@@ -22,8 +22,7 @@ from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEM
 Row = dict[str, Any]
 
 _ACCEPTED = (
-    "accepted is nccl-tests' output: a line `# size count type … time algbw busbw …` and rows "
-    "below it"
+    "expected nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
 )
 # program of nccl-tests: the collective's name here
 _PROGRAMS = {collective.program: name for name, collective in NCCL_TESTS_COLLECTIVES.items()}

@@ -16,7 +16,7 @@ from analysis.input_files import UnreadableInput, read_input, refuse_too_many
 from benchmarks.record import finite
 
 _ACCEPTED = (
-    "accepted is the output of p2pBandwidthLatencyTest: a title such as `Unidirectional "
+    "expected the output of p2pBandwidthLatencyTest: a title such as `Unidirectional "
     "P2P=Disabled Bandwidth Matrix (GB/s)`, a line of columns, rows"
 )
 # What every release of the sample prints, in this order.
@@ -302,26 +302,24 @@ def parse_bandwidths(text: str) -> list[list[float]]:
         matrix = json.loads(text)
     except (ValueError, RecursionError):
         raise UnreadableInput(
-            "not JSON; accepted is that of `python -m analysis p2p`, or a matrix"
+            "not JSON; expected that of `python -m analysis p2p`, or a matrix"
         ) from None
     for key in ("tables", "p2p", "matrices", _BANDWIDTH):
         if isinstance(matrix, dict):
             matrix = matrix.get(key, matrix)
     if not isinstance(matrix, list):
         raise UnreadableInput(
-            f"no matrices.{_BANDWIDTH}; accepted is the JSON of `python -m analysis p2p`"
+            f"no matrices.{_BANDWIDTH}; expected the JSON of `python -m analysis p2p`"
         )
     size = len(matrix)
     if not size or not all(isinstance(row, list) and len(row) == size for row in matrix):
-        raise UnreadableInput(
-            "the matrix is not square; accepted are a row and a column for each GPU"
-        )
+        raise UnreadableInput("the matrix is not square; expected a row and a column for each GPU")
     bandwidths = [[0.0] * size for _ in range(size)]
     for a, b in permutations(range(size), 2):
         value = finite(matrix[a][b])
         if value is None or value <= 0:
             raise UnreadableInput(
-                f"GPU {a} to GPU {b} is {matrix[a][b]!r:.100}; accepted are GB/s above 0"
+                f"GPU {a} to GPU {b} is {matrix[a][b]!r:.100}; expected GB/s above 0"
             )
         bandwidths[a][b] = float(value)
     return bandwidths

@@ -166,7 +166,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         lines.read(text, text_number, hosts[text_number] if hosts else "")
     if not lines.nccl:
         raise UnreadableInput(
-            "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run "
+            "no line from NCCL found; expected whole lines with 'NCCL INFO …', which a run "
             "with NCCL_DEBUG=INFO writes"
         )
     notes = lines.loss_notes()

@@ -227,7 +227,7 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
                 raise Refused(f"{dotted} is not run ({groups.NOT_DECLARED})")
             section = locate_without_torch(dotted)(study, findings)
             if not isinstance(section, Section):
-                raise TypeError(f"it returned {type(section).__name__}, accepted is a Section")
+                raise TypeError(f"it returned {type(section).__name__}, expected a Section")
             sections[benchmark] = section
             continue
         except Refused as error:

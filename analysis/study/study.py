@@ -284,7 +284,7 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
 
 def refuse_no_folder(folder: Path) -> None:
     """Refuse what is no folder. Raises FileNotFoundError, NotADirectoryError."""
-    accepted = "accepted is the folder of a study (<output_dir>/<study>)"
+    accepted = "expected the folder of a study (<output_dir>/<study>)"
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; {accepted}")
     if not folder.is_dir():

@@ -109,17 +109,17 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         ValueError: more GPUs than there are or than can be searched, or neither source given.
     """
     if topology is None and matrix is None:
-        raise ValueError("no machine to place on; accepted are a topology and a measured matrix")
+        raise ValueError("no machine to place on; expected a topology and a measured matrix")
     ids = _ids(topology, matrix)
     if matrix is not None and len(matrix) != len(ids):
         raise ValueError(
-            f"a matrix of {len(matrix)} GPUs; accepted is one of {len(ids)}, as the topology has"
+            f"a matrix of {len(matrix)} GPUs; expected one of {len(ids)}, as the topology has"
         )
     if not 1 <= count <= len(ids):
-        raise ValueError(f"--gpus {count}: accepted are 1 to {len(ids)}, the GPUs of this machine")
+        raise ValueError(f"--gpus {count}: expected 1 to {len(ids)}, the GPUs of this machine")
     if len(ids) > MOST_GPUS:
         raise ValueError(
-            f"a machine of {len(ids)} GPUs; accepted are at most {MOST_GPUS}, for which the search "
+            f"a machine of {len(ids)} GPUs; expected at most {MOST_GPUS}, for which the search "
             "is short"
         )
     weights, wires = _weights(topology, matrix, ids), MachineWires.of(topology, matrix)

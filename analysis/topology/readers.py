@@ -110,7 +110,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
     if words and P2P_STATUS.issuperset(words):
         raise UnreadableInput(
             f"line {table.header}: a table of peer access (`nvidia-smi topo -p2p`); "
-            "accepted are link classes (`topo -m`)"
+            "expected link classes (`topo -m`)"
         )
     nvswitch = infer_nvswitch(ids, links)
     return Topology(tuple(gpus), tuple(nics), links, nvswitch, "nvidia-smi topo -m")
@@ -151,13 +151,13 @@ class _TopologyTable:
             headers.append((line_number, labels, columns))
         if not headers:
             raise UnreadableInput(
-                "no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`"
+                "no header line with GPU0, GPU1, …; expected the text of `nvidia-smi topo -m`"
             )
         self.header, labels, self.columns = headers[0]
         if len(headers) > 1:
             raise UnreadableInput(
                 f"line {headers[1][0]}: a second table begins here, the first in line "
-                f"{self.header}; accepted is one table"
+                f"{self.header}; expected one table"
             )
         if len(set(labels)) != len(labels):
             names = " ".join(labels)
@@ -195,16 +195,16 @@ class _TopologyTable:
         words = cells[1 : 1 + len(labels)]
         if len(words) < len(labels):
             raise UnreadableInput(
-                f"line {line_number}: {len(words)} links in the row of {label}; accepted are "
+                f"line {line_number}: {len(words)} links in the row of {label}; expected "
                 f"{len(labels)}"
             )
         for at, peer in enumerate(labels):
             word = RENAMED.get(words[at], words[at])
             reading = f"line {line_number}: {label} to {peer} reads {word!r}"
             if (word == "X") != (peer == label):
-                raise UnreadableInput(f"{reading}; accepted is X for a device and itself only")
+                raise UnreadableInput(f"{reading}; expected X for a device and itself only")
             if word and not LINK_WORD.fullmatch(word):
-                raise UnreadableInput(f"{reading}; accepted is a link class such as NV4 or SYS")
+                raise UnreadableInput(f"{reading}; expected a link class such as NV4 or SYS")
             words[at] = word or UNKNOWN
         affinity = self.read_affinity(cells[1 + len(labels) :], line_number)
         self.rows[label] = TopologyRow(line_number, words, affinity)
@@ -244,7 +244,7 @@ class _TopologyTable:
             if there != back:
                 raise UnreadableInput(
                     f"line {self.rows[b].line}: {b} to {a} is {back}, but {a} to {b} is {there} "
-                    f"(line {self.rows[a].line}); accepted is a symmetric table"
+                    f"(line {self.rows[a].line}); expected a symmetric table"
                 )
             links[frozenset((self.devices[a], self.devices[b]))] = there
         return links
@@ -285,17 +285,17 @@ def parse_topology_xml(text: str) -> Topology:
     """
     if len(text) > LARGEST_TOPOLOGY_BYTES:
         raise UnreadableInput(
-            f"{len(text)} characters; accepted is a topology of at most {LARGEST_TOPOLOGY_BYTES}"
+            f"{len(text)} characters; expected a topology of at most {LARGEST_TOPOLOGY_BYTES}"
         )
     reader = _XmlReader()
     try:
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:
         reason = expat.ErrorString(error.code)
-        raise UnreadableInput(f"line {error.lineno}: {reason}; accepted is whole XML") from None
+        raise UnreadableInput(f"line {error.lineno}: {reason}; expected whole XML") from None
     if not reader.gpus:
         raise UnreadableInput(
-            "no <gpu dev=…> element; accepted is the file that NCCL_TOPO_DUMP_FILE names"
+            "no <gpu dev=…> element; expected the file that NCCL_TOPO_DUMP_FILE names"
         )
     refuse_too_many(len(reader.gpus))
     ids = sorted(reader.gpus)
@@ -346,7 +346,7 @@ class _XmlReader:
         line = self.parser.CurrentLineNumber
         if not self._open and name != "system":
             raise UnreadableInput(
-                f"line {line}: the root element is {name!r}; accepted is NCCL's <system>"
+                f"line {line}: the root element is {name!r}; expected NCCL's <system>"
             )
         if len(self._open) >= DEEPEST:
             raise UnreadableInput(f"line {line}: elements nested deeper than {DEEPEST}")
@@ -356,7 +356,7 @@ class _XmlReader:
             if index in self.gpus:
                 raise UnreadableInput(
                     f"line {line}: a second <gpu dev={index}>, the first in line "
-                    f"{self.lines[index]}; accepted is the dump of one machine"
+                    f"{self.lines[index]}; expected the dump of one machine"
                 )
             self.gpus[index] = _gpu_at(index, attributes, path, line)
             self.paths[index], self.lines[index] = path, line
@@ -403,7 +403,7 @@ class _XmlReader:
             if back != count:
                 raise UnreadableInput(
                     f"line {lines[a, b]}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back "
-                    f"(line {lines.get((b, a), lines[a, b])}); accepted is the same number both "
+                    f"(line {lines.get((b, a), lines[a, b])}); expected the same number both "
                     "ways"
                 )
             links[frozenset((a, b))] = f"NV{count}"
@@ -414,7 +414,7 @@ def _integer(element: str, attributes: Attributes, name: str, least: int, line: 
     value = attributes.get(name, "")
     if not re.fullmatch(r"-?[0-9]{1,9}", value) or int(value) < least:
         raise UnreadableInput(
-            f"line {line}: <{element}> has {name}={value!r}; accepted is a number from {least}"
+            f"line {line}: <{element}> has {name}={value!r}; expected a number from {least}"
         )
     return int(value)
 

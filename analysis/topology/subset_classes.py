@@ -57,14 +57,14 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     """
     gpus = len(topology.gpus)
     if size is not None and not 1 <= size <= gpus:
-        raise ValueError(f"--size {size}: accepted are 1 to {gpus}, the GPUs of this machine")
+        raise ValueError(f"--size {size}: expected 1 to {gpus}, the GPUs of this machine")
     sizes = [*range(2, gpus + 1)]
     if size is not None:
         sizes = [size]
     subsets = sum(comb(gpus, k) for k in sizes)
     if subsets > MOST_SUBSETS:
         raise ValueError(
-            f"{subsets} subsets of {gpus} GPUs are too many to sort; accepted is one small --size"
+            f"{subsets} subsets of {gpus} GPUs are too many to sort; expected one small --size"
         )
     words = best_first(topology.links.values())
     labels = [[0] * gpus for _ in range(gpus)]

@@ -64,7 +64,7 @@ def read_trace(source: str) -> Trace:
             parts.append((path.name, part))
     if not parts:
         raise UnreadableInput(
-            f"{source}: no trace in this folder; accepted are files named …{', …'.join(_SUFFIXES)}"
+            f"{source}: no trace in this folder; expected files named …{', …'.join(_SUFFIXES)}"
         )
     return _joined(source, parts, names)
 
@@ -83,7 +83,7 @@ def _read(path: Path, names: Names, in_folder: bool) -> Trace | None:
             raise UnreadableInput("an empty file")
         if head.lstrip()[:1] not in (b"{", b"["):
             raise UnreadableInput(
-                "accepted are an SQLite export of nsys and the JSON of torch.profiler"
+                "expected an SQLite export of nsys and the JSON of torch.profiler"
             )
         text = read_text(path, LARGEST_JSON_BYTES)
         if in_folder and '"traceEvents"' not in text:

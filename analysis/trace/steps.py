@@ -75,7 +75,7 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
         step = int(np.argsort(first["end"] - first["start"], kind="stable")[count // 2])
         how = ", the one of median time"
     if not 0 <= step < count:
-        raise ValueError(f"step {step} is not in the trace; accepted are 0 to {count - 1}")
+        raise ValueError(f"step {step} is not in the trace; expected 0 to {count - 1}")
     starts, ends = [], []
     for rank, steps in steps_of:
         work = spans(steps[step : step + 1])

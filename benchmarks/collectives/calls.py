@@ -124,7 +124,7 @@ class NcclCalls:
             self._library = loaded_library()
         except OSError:
             raise RuntimeError(
-                f"benchmark.calls=nccl: torch has not loaded {LIBRARY}; accepted here is torch"
+                f"benchmark.calls=nccl: torch has not loaded {LIBRARY}; possible here: torch"
             ) from None
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         dist.all_reduce(torch.zeros(1, device=ranks.device))

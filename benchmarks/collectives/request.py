@@ -40,7 +40,7 @@ def size_bytes(field: str, value: Any) -> int:
     fits = isinstance(count, int | float) and not isinstance(count, bool)
     if not fits or not 1 <= count <= MOST_BYTES or count != int(count):
         accepted = "whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G"
-        raise Refused(f"{field}={value}: accepted are {accepted}")
+        raise Refused(f"{field}={value}: expected {accepted}")
     return int(count)
 
 
@@ -60,9 +60,7 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
     elif factor == "auto":
         resolved["factor"] = None
     elif step is not None:
-        raise Refused(
-            f"benchmark.step={step}: accepted without a factor, not together with factor={factor}"
-        )
+        raise Refused(f"benchmark.step={step}: use it alone, not with factor={factor}")
     return resolved
 
 
@@ -103,11 +101,11 @@ def sizes(cell: Cell) -> list[int]:
     least = size_bytes("benchmark.min_bytes", options["min_bytes"])
     field = f"benchmark.min_bytes={options['min_bytes']}"
     if least > most:
-        raise Refused(f"{field}: accepted is at most max_bytes, {most}; it is {least}")
+        raise Refused(f"{field}: expected at most max_bytes, {most}; it is {least}")
     if least < unit:
         raise Refused(
             f"{field}: {options['collective']} over {ranks} ranks moves multiples "
-            f"of {unit} bytes of {dtype}; accepted is at least that"
+            f"of {unit} bytes of {dtype}; expected at least that"
         )
     step = 0
     if options["step"] is not None:
@@ -115,11 +113,11 @@ def sizes(cell: Cell) -> list[int]:
     for name, value in (("min_bytes", least), ("step", step)):
         if value % ELEMENT_BYTES[dtype]:
             accepted = f"a multiple of {ELEMENT_BYTES[dtype]}, the bytes of a {dtype}"
-            raise Refused(f"benchmark.{name}={options[name]}: accepted is {accepted}")
+            raise Refused(f"benchmark.{name}={options[name]}: expected {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
         raise Refused(
             f"benchmark.step={options['step']}: gives {(most - least) // step + 1} sizes; "
-            f"accepted are at most {MOST_SIZES}"
+            f"expected at most {MOST_SIZES}"
         )
     ascending: dict[int, None] = {}
     size = least
@@ -149,37 +147,37 @@ def refuse(cell: Cell, room: Room) -> None:
     op, dtype = options["op"], options["dtype"]
     if not COLLECTIVES[name].reduces and op != "sum":
         names = ", ".join(key for key, collective in COLLECTIVES.items() if collective.reduces)
-        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {names}")
+        raise Refused(f"benchmark.op={op}: {name} reduces nothing; works only with {names}")
     if op == "avg" and "int" in dtype:
-        accepted = "accepted with floating-point dtypes"
+        accepted = "works only with floating-point dtypes"
         raise Refused(f"benchmark.op=avg: {dtype} cannot hold a mean; {accepted}")
     if op == "avg" and cell.device == "cpu":
-        raise Refused("benchmark.op=avg: accepted on GPUs only, gloo has sum, prod, min and max")
+        raise Refused("benchmark.op=avg: works on GPUs only, gloo has sum, prod, min and max")
     if root and not COLLECTIVES[name].rooted:
-        raise Refused(f"benchmark.root={root}: {name} has no root; accepted is 0")
+        raise Refused(f"benchmark.root={root}: {name} has no root; expected 0")
     if root >= cell.world_size:
-        raise Refused(f"benchmark.root={root}: accepted is a rank, 0 to {cell.world_size - 1}")
+        raise Refused(f"benchmark.root={root}: expected a rank, 0 to {cell.world_size - 1}")
     measured = placements(cell)
     if not measured:
         why = "overwrites its input in torch.distributed"
         if placement == "in":
             why = "has no form in place"
-        accepted = "accepted is the other, or both"
+        accepted = "use the other, or both"
         raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
     calls, coalesced = options["calls"], options["coalesced"]
     if cell.device == "cpu":
-        where = "accepted on GPUs only, not on CPU workers"
+        where = "works on GPUs only"
         if calls == "nccl":
             raise Refused(f"benchmark.calls=nccl: {where}")
         if options["cuda_graph"]:
             raise Refused(f"benchmark.cuda_graph=true: {where}")
     if calls == "torch" and cell.world_size == 1 and name == "send_recv":
-        why = "one rank has no other to send to; accepted are two or more"
+        why = "one rank has no other to send to; expected two or more"
         raise Refused(f"benchmark.collective=send_recv: {why}")
     if calls == "torch" and coalesced > 1 and name not in COALESCED:
         raise Refused(
             f"benchmark.coalesced={coalesced}: torch.distributed joins {', '.join(COALESCED)}; "
-            f"{name} is accepted with calls=nccl"
+            f"{name} works only with calls=nccl"
         )
     sizes(cell)
     buffers = 1 if measured == ("in_place",) else 2

@@ -26,7 +26,7 @@ def refuse(cell: Cell, room: Room) -> None:
     """
     size = cell.benchmark["bytes"]
     if size % ELEMENT_BYTES:
-        raise Refused(f"benchmark.bytes={size}: accepted are multiples of {ELEMENT_BYTES}")
+        raise Refused(f"benchmark.bytes={size}: expected multiples of {ELEMENT_BYTES}")
     limits = []
     if room.host_bytes is not None:
         host_most = room.host_bytes // (HOST_BUFFERS * cell.world_size)
@@ -37,5 +37,5 @@ def refuse(cell: Cell, room: Room) -> None:
         if size > most:
             raise Refused(
                 f"benchmark.bytes={size}: the buffers of {cell.world_size} ranks do not fit "
-                f"{where}; accepted are at most {most // ELEMENT_BYTES * ELEMENT_BYTES}"
+                f"{where}; expected at most {most // ELEMENT_BYTES * ELEMENT_BYTES}"
             )

@@ -183,7 +183,7 @@ class Peer(GpuHalo):
             if not torch.cuda.can_device_access_peer(ranks.rank, neighbour):
                 raise ValueError(
                     f"benchmark.exchange=peer: the GPU of rank {ranks.rank} cannot address that of "
-                    f"rank {neighbour}; accepted here are host and nccl"
+                    f"rank {neighbour}; possible here: host and nccl"
                 )
         by_rank = collectives.all_gather_json({"handle": handle.hex(), "rows": len(slab.rows) + 2})
         bases = {}

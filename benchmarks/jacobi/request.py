@@ -43,13 +43,12 @@ def refuse(cell: Cell, room: Room) -> None:
         hint = "; auto is benchmark.nx" if nx == ny else ""
         raise Refused(
             f"benchmark.ny={ny}: has {ny - 2} inner rows for {ranks} ranks; "
-            f"accepted is at least {ranks + 2}{hint}"
+            f"expected at least {ranks + 2}{hint}"
         )
     if exchange not in EXCHANGES[device]:
-        accepted = "GPUs are peer and host and nccl"
-        if device == "cpu":
-            accepted = "CPU workers is host"
-        raise Refused(f"benchmark.exchange={exchange}: accepted on {accepted}")
+        where = "CPU workers" if device == "cpu" else "GPUs"
+        possible = ", ".join(EXCHANGES[device])
+        raise Refused(f"benchmark.exchange={exchange}: possible on {where}: {possible}")
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // ranks) + 2)
     row_bytes = pitch(nx, device) * ELEMENT_BYTES

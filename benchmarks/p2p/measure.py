@@ -68,7 +68,7 @@ class PairBenchmark:
         if without and options["p2p"] == "required":
             raise ValueError(
                 f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "
-                "accepted there are both, enabled and disabled"
+                "possible there: both, enabled and disabled"
             )
         devices = []
         for gpu, device in zip(ids, links.devices, strict=True):

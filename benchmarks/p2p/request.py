@@ -27,10 +27,10 @@ def refuse(cell: Cell, room: Room) -> None:
     options, size = cell.benchmark, cell.benchmark["bytes"]
     for name in ("bytes", "latency_bytes"):
         if options[name] % GRAIN_BYTES:
-            accepted = f"accepted are multiples of {GRAIN_BYTES}"
+            accepted = f"expected multiples of {GRAIN_BYTES}"
             raise Refused(f"benchmark.{name}={options[name]}: {accepted}")
     if cell.device == "cpu" and options["copy"] == "sm":
-        raise Refused("benchmark.copy=sm: needs a GPU; accepted on CPU workers is engine")
+        raise Refused("benchmark.copy=sm: needs a GPU; possible on CPU workers: engine")
     limits = {}
     if cell.device == "cuda" and room.gpu_bytes is not None:
         limits["the smallest GPU's memory"] = (room.gpu_bytes - ROOM_BYTES) // BUFFERS
@@ -42,6 +42,5 @@ def refuse(cell: Cell, room: Room) -> None:
         if size > most:
             whole = max(0, most // GRAIN_BYTES * GRAIN_BYTES)
             raise Refused(
-                f"benchmark.bytes={size}: the buffers do not fit {where}; "
-                f"accepted are at most {whole}"
+                f"benchmark.bytes={size}: the buffers do not fit {where}; expected at most {whole}"
             )

@@ -74,7 +74,7 @@ class Ranks:
             ValueError: the ranks are on several hosts, which share none.
         """
         if self.several_hosts:
-            accepted = "accepted is a cell on one host"
+            accepted = "expected a cell on one host"
             raise ValueError(f"ranks on several hosts share no memory; {accepted}")
         path = memory.named(collectives.broadcast_json(memory.new_path().name))
         if self.rank == 0:

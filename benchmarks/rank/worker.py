@@ -71,7 +71,9 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
             traceback.print_exc()
             sys.stderr.flush()
             if reporter is not None:
-                message = str(error)[:MOST_CHARACTERS]
+                from conf.secrets import without_secrets
+
+                message = without_secrets(str(error)[:MOST_CHARACTERS])
                 reporter.line(Kind.ERROR, type=type(error).__name__, message=message)
         finally:
             # Not the ordinary exit: the destructors of a broken process group can wait for ever,

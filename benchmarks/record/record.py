@@ -129,7 +129,7 @@ class Record:
             ("verdict", self.validity.verdict, VERDICTS),
         ):
             if word not in accepted:
-                raise ValueError(f"{name}={word!r}: accepted are {', '.join(accepted)}")
+                raise ValueError(f"{name}={word!r}: expected {', '.join(accepted)}")
 
     def order(self) -> tuple[float, str]:
         """Return what records are sorted by: their start."""

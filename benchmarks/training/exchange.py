@@ -150,7 +150,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     with strategy.gradients_only():
         exchange = strategy.exchange_alone(parameters)
         if exchange is None:
-            accepted = "accepted is a strategy that exchanges gradients"
+            accepted = "expected a strategy that exchanges gradients"
             raise ValueError(f"strategy={cell.strategy['name']}: it exchanges nothing; {accepted}")
         reporter.phase("check")
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)

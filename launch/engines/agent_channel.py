@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis.text import redact
 from benchmarks.agent import processes
 from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, read_event
 from benchmarks.record.encoding import encoded
@@ -24,7 +25,6 @@ from launch.engines import slurm
 from launch.engines.engine import Lost
 from launch.engines.environment import ROOT
 from launch.machine.fleet import Host
-from launch.machine.secrets import redact
 
 LONGEST_BUSY_S = 300.0
 LEAVE_S = 5.0  # for an agent to leave after the end of its input
@@ -39,7 +39,7 @@ DESCRIBED_S = 180.0
 # far, is 255.
 NOT_RUN = (1, 2, 126, 127)
 NEEDS = (
-    "; accepted are hosts with Ringside (engine.folder=) and a Python that has what it needs, "
+    "; expected hosts with Ringside (engine.folder=) and a Python that has what it needs, "
     "torch too (engine.python=)"
 )
 AGENT = ("-m", "benchmarks.rank.host_agent")

@@ -13,9 +13,9 @@ from benchmarks.record import CellFolder, safe_files
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.cell import CONNECTIONS, MOST_CONNECTIONS, Cell
 from conf.host import TOKEN
+from conf.secrets import is_secret
 from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED, recorded_variables
-from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = "lo"

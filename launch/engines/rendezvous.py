@@ -115,7 +115,7 @@ def candidates(
         )
     raise Refused(
         f"host {first.name} has no address but {', '.join(public)}, which is routed to the whole "
-        "internet, and nothing that ranks send is encrypted; accepted is another interface "
+        "internet, and nothing that ranks send is encrypted; expected another interface "
         "(engine.interface=), or engine.trusted_network=true where a firewall closes this network"
     )
 

@@ -126,20 +126,18 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
     """
     if surrounding.get(JOB):
         raise Refused(
-            f"engine.submit=true: this is inside job {surrounding[JOB]} of Slurm; accepted here is "
+            f"engine.submit=true: this is inside job {surrounding[JOB]} of Slurm; possible here: "
             "the command without it"
         )
     if not shutil.which("sbatch"):
         raise Refused(
-            "engine.submit=true: there is no program sbatch; accepted is a host that has Slurm's "
+            "engine.submit=true: there is no program sbatch; expected a host that has Slurm's "
             "commands"
         )
     try:
         import submitit
     except ImportError:
-        raise Refused(
-            "engine.submit=true: needs submitit; accepted after pip install '.[slurm]'"
-        ) from None
+        raise Refused("engine.submit=true: needs submitit: pip install '.[slurm]'") from None
     engine = configs[0].engine
     parameters = job_parameters(configs)
     folder = _own_folder(configs[0].output_dir)
@@ -203,7 +201,7 @@ def hosts_of_job(configs: Sequence[Config]) -> int:
     if most == 0:
         raise Refused(
             f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs; "
-            "accepted is engine.job_nodes=N beside it"
+            "expected engine.job_nodes=N beside it"
         )
     return most
 
@@ -220,7 +218,7 @@ def _own_folder(output_dir: str) -> Path:
         raise Refused(f"output_dir={output_dir}: cannot be written: {because(error)}") from None
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise Refused(
-            f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is "
+            f"output_dir={output_dir}: others may write {folder}; expected a folder that is "
             "yours alone"
         )
     return folder

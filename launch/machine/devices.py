@@ -104,7 +104,7 @@ def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
         if gpus:
             return Machine("cuda", gpus, tuple(device.id for device in gpus), cores)
     if wanted == "cuda":
-        raise Refused(f"device=cuda: {reason}; accepted here are auto and cpu")
+        raise Refused(f"device=cuda: {reason}; possible here: auto and cpu")
     slots = tuple(Device(index, name="CPU worker") for index in range(CPU_SLOTS))
     return Machine("cpu", slots, tuple(range(min(cores, CPU_SLOTS))), cores, reason)
 
@@ -200,7 +200,7 @@ def too_small() -> list[str]:
         if value != resource.RLIM_INFINITY and value < limit.least:
             sentences.append(
                 f"{command} is {value // limit.unit} here ({limit.words}), too little for the "
-                f"processes of a cell; accepted is {limit.least // limit.unit} or more, or "
+                f"processes of a cell; expected {limit.least // limit.unit} or more, or "
                 "unlimited"
             )
     return sentences

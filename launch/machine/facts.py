@@ -28,8 +28,8 @@ from benchmarks.record.safe_text import one_line
 from conf import nccl
 from conf.host import free_memory, free_shared_memory, usable_cores
 from conf.options import Refused
+from conf.secrets import configuration_without_secrets, is_secret
 from launch.machine.devices import look, nvml_text, read_gpu, too_small, torch_version
-from launch.machine.secrets import configuration_without_secrets, is_secret
 
 # Variables that can change a result. Nothing else of the environment is kept.
 RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_",

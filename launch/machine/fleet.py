@@ -74,7 +74,7 @@ class Host:
                     reason = f"it is of commit {there}, and this is {here}"
             raise Refused(
                 f"host {name}: what it says of itself is no description by this Ringside "
-                f"({reason}); accepted is the same Ringside on every host "
+                f"({reason}); expected the same Ringside on every host "
                 "(engine.folder=, engine.python=)"
             ) from None
         raise Refused(f"host {name}: {one_line(str(plain['refused']))}")

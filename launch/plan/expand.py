@@ -87,7 +87,7 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
     all_gpus = machine.all_gpus
     if size is not None and not 1 <= size <= len(all_gpus):
         raise Refused(
-            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(all_gpus)}, the "
+            f"gpus={config.gpus[0]}: expected a size of 1 to {len(all_gpus)}, the "
             f"{unit(machine.kind)}s of this machine"
         )
     if machine.kind == "cpu":
@@ -195,7 +195,7 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
             where = f"hosts={first.hosts}"
         raise Refused(
             f"strategy.{SERVER_NODES}={'+'.join(server_hosts)}: host {name} is not in {where}; "
-            "accepted are auto and hosts that are"
+            "expected auto and hosts that are"
         )
     rank_hosts = [name for name in names if name in wanted]
     return tuple(dict.fromkeys([*rank_hosts, *server_hosts]))
@@ -231,7 +231,7 @@ def placements(
                     texts.append(text)
                 raise Refused(
                     f"gpus={','.join(config.gpus)}: means {texts[0]} on host {chosen[0]} and "
-                    f"{texts[1]} on host {name}; accepted is a subset that is the same on every "
+                    f"{texts[1]} on host {name}; expected a subset that is the same on every "
                     "host, such as gpus=0"
                 )
         for subset in of_first:

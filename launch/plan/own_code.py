@@ -85,7 +85,7 @@ def refusal(call: Call) -> str:
         return f"{where}: cannot be imported ({type(error).__name__}: {error})"
     if call.base and inspect.isclass(target) and not issubclass(target, locate(call.base)):
         return (
-            f"{where}: {name} is no {split(call.base)[1]}; accepted is a subclass of {call.base}, "
+            f"{where}: {name} is no {split(call.base)[1]}; expected a subclass of {call.base}, "
             "or a function that returns one"
         )
     missing = getattr(target, "__abstractmethods__", ())

@@ -75,6 +75,8 @@ def plan(
     configs, notices = refuse_wrong_options(requests)
     if not is_for_another_machine:
         refuse_small_limits()
+    if first.topology is not None:
+        machine_of_topology(first)  # also where only gpus=classes would read the file
     configs, nsys, nsys_missing = with_profilers(configs, surroundings)
 
     if fleet is not None:

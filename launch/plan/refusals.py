@@ -28,10 +28,10 @@ from conf.groups import SERVER_NODES
 from conf.host import free_memory, free_shared_memory
 from conf.options import Refused, expand_path, to_text
 from conf.schema import Config, Engine, Request
+from conf.secrets import is_secret, without_secrets
 from launch.engines.environment import ROOT
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet, Host
-from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.own_code import refuse_wrong_code
 from launch.study.study_folder import study_folder
@@ -70,6 +70,8 @@ SHARED = (
     *("noise_pairs", "resume", "wait", "dry_run", "topology", "tuning_pass", "sample_gpus"),
     *("predict", "report"),
 )
+# Options of which a record keeps nothing but the command line, without secrets.
+NOT_RECORDED = ("output_dir", "topology", "hosts", "engine")
 OURS = (DEFAULT_STORE, ARTIFACTS, floor_file.FILE)  # in output_dir, beside the studies
 # Launchers of ranks, which would start the whole study once a rank: the variables with which
 # process this is and with how many there are, and what to write instead.
@@ -109,51 +111,50 @@ REQUEST_REFUSALS = (
     Refusal(
         "nodes",
         lambda config: config.nodes and config.engine.name not in REMOTE,
-        f"accepted together with an engine that starts agents there, {REMOTE_ENGINES}",
+        f"needs an engine that starts agents there, {REMOTE_ENGINES}",
     ),
     Refusal(
         "engine",
         lambda config: not config.nodes and config.engine.name in REMOTE,
-        "accepted together with nodes=, which says on which hosts; nodes=1 is one host, nodes=a,b "
-        "are two",
+        "needs nodes=, which says on which hosts; nodes=1 is one host, nodes=a,b are two",
     ),
     Refusal(
         "hosts",
         lambda config: config.hosts is not None and not config.nodes,
-        f"accepted together with nodes=, which says how many of them, and {REMOTE_ENGINES}",
+        f"needs nodes=, which says how many of them, and {REMOTE_ENGINES}",
     ),
     Refusal(
         "hosts",
         lambda config: config.hosts is not None and config.engine.name == "slurm",
-        "accepted with engine=ssh and engine=command; the hosts of Slurm are its allocation",
+        "works only with engine=ssh and engine=command; the hosts of Slurm are its allocation",
     ),
     Refusal(
         "strategy.server_nodes",
         lambda config: config.strategy.get(SERVER_NODES, "auto") != "auto" and not config.nodes,
-        "accepted together with nodes=, which says where the ranks are",
+        "needs nodes=, which says where the ranks are",
     ),
     Refusal(
         "profiler",
         lambda config: config.nodes and config.profiler["name"] == "nsys",
-        "accepted on this machine only, without nodes=; profiler=torch traces ranks on every host",
+        "works on this machine only, without nodes=; profiler=torch traces ranks on every host",
     ),
     Refusal(
         "engine.prefix",
         lambda config: config.engine.name == "command" and not config.engine.prefix,
-        "accepted with engine=command are the words that run a command on a host, such as "
+        "engine=command needs the words that run a command on a host, such as "
         f"engine.prefix=[ip,netns,exec,{HOST}]",
     ),
     Refusal(
         "engine.prefix",
         lambda config: config.engine.prefix and HOST not in " ".join(config.engine.prefix),
-        f"has no {HOST}, where the name of the host goes; accepted is one with it",
+        f"has no {HOST}, where the name of the host goes; write it",
     ),
     Refusal(
         "engine.interface",
         lambda config: (
             config.engine.interface is not None and not INTERFACE.fullmatch(config.engine.interface)
         ),
-        "accepted is the name of one network interface, at most 15 letters, digits, '.', '_', ':' "
+        "expected the name of one network interface, at most 15 letters, digits, '.', '_', ':' "
         "and '-'",
     ),
     Refusal(
@@ -162,22 +163,22 @@ REQUEST_REFUSALS = (
             config.engine.ssh_config is not None
             and not expand_path("engine.ssh_config", config.engine.ssh_config).is_file()
         ),
-        "is no file; accepted is one of this machine, as ssh -F has it",
+        "is no file; expected one of this machine, as ssh -F has it",
     ),
     Refusal(
         "engine.python",
         lambda config: not _is_whole_path(config.engine.python),
-        "accepted is a whole path there, which begins with /",
+        "expected a whole path there, which begins with /",
     ),
     Refusal(
         "engine.folder",
         lambda config: not _is_whole_path(config.engine.folder),
-        "accepted is a whole path there, which begins with /",
+        "expected a whole path there, which begins with /",
     ),
     Refusal(
         "study",
         lambda config: config.study in OURS,
-        f"accepted is another name; output_dir keeps {', '.join(OURS)} beside the studies",
+        f"expected another name; output_dir keeps {', '.join(OURS)} beside the studies",
     ),
 )
 
@@ -209,6 +210,31 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
         )
 
 
+def refuse_secrets(config: Config) -> None:
+    """Refuse an option that looks like a secret: records, the report and MLflow would keep it."""
+    options = dataclasses.asdict(config)
+    options["tracking"].pop("uri")
+    for name in NOT_RECORDED:
+        options.pop(name)
+    for option, value in _texts("", options):
+        if is_secret(option, value) or without_secrets(option) != option:
+            raise Refused(
+                f"{option}: looks like a secret, by its name or its value, and every record would "
+                "keep it; hand a secret to the ranks in an environment variable"
+            )
+
+
+def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _texts(f"{name}.{key}".strip("."), member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            yield from _texts(name, member)
+    elif value is not None:
+        yield name, str(value)
+
+
 def refuse_requests(configs: Sequence[Config]) -> None:
     """Refuse requests whose options do not fit each other. Raises Refused."""
     engine, defaults = configs[0].engine, Engine()  # a sweep has one engine
@@ -220,8 +246,9 @@ def refuse_requests(configs: Sequence[Config]) -> None:
             if isinstance(value, list):
                 typed = f"[{','.join(value)}]"
             names = " or engine=".join(engines)
-            raise Refused(f"engine.{name}={typed}: accepted with engine={names}")
+            raise Refused(f"engine.{name}={typed}: works only with engine={names}")
     for config in configs:
+        refuse_secrets(config)
         for rule in REQUEST_REFUSALS:
             if not rule.applies(config):
                 continue
@@ -244,7 +271,7 @@ def refuse_requests(configs: Sequence[Config]) -> None:
     for word in engine.prefix:
         if not word or not word.isprintable():
             raise Refused(
-                f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is no word; accepted are "
+                f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is no word; expected "
                 "printable words"
             )
 
@@ -263,12 +290,12 @@ def refuse_several_values(requests: Sequence[Request]) -> None:
         # tracking=mlflow,none differs in tracking.enabled, and +experiment=a,b in study
         for option, shared in ((key, key), (name, name), ("+experiment", key)):
             if len(typed[option]) > 1:
-                raise Refused(
-                    f"{option}={','.join(typed[option])}: a sweep has one {shared}; run one sweep "
-                    "for each"
-                )
-        differing = ",".join(dict.fromkeys(map(str, values)))
-        raise Refused(f"{key}={differing}: a sweep has one {key}; run one sweep for each")
+                raise Refused(_one_for_all(option, [*typed[option]], shared))
+        raise Refused(_one_for_all(key, [*dict.fromkeys(map(str, values))], key))
+
+
+def _one_for_all(typed: str, values: Sequence[str], shared: str) -> str:
+    return f"{typed}={','.join(values)}: {shared} takes one value; run {len(values)} sweeps"
 
 
 def _differing(key: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
@@ -295,8 +322,8 @@ def refuse_one_host_only(config: Config, sets: Sequence[Sequence[str]]) -> None:
     for choice in chosen:
         if not choice.several_hosts:
             raise Refused(
-                f"{choice.group}={choice.name}: works inside one host; accepted are one host a "
-                "cell, nodes=each, and other choices"
+                f"{choice.group}={choice.name}: works inside one host; use one host a "
+                "cell (nodes=each), or another choice"
             )
 
 
@@ -325,9 +352,7 @@ def refuse_outputs(config: Config) -> None:
     if store is not None:
         reason = not_a_store(store)
     if reason:
-        raise Refused(
-            f"tracking.uri={store}: {reason}; accepted is a new file or a store of MLflow's"
-        )
+        raise Refused(f"tracking.uri={store}: {reason}; expected a new file or a store of MLflow's")
 
 
 def refuse_links(config: Config, cells: Iterable[Cell]) -> None:
@@ -342,7 +367,7 @@ def refuse_links(config: Config, cells: Iterable[Cell]) -> None:
 def _refuse_link(config: Config, path: Path) -> None:
     if path.is_symlink():
         raise Refused(
-            f"output_dir={config.output_dir}: {path} is a link; accepted are folders (output_dir "
+            f"output_dir={config.output_dir}: {path} is a link; expected folders (output_dir "
             "may be a link)"
         )
 
@@ -367,38 +392,11 @@ def multicast(sweep: ExpandedSweep) -> None:
             sweep.fleet.refuse_multicast(cell.nccl)
 
 
-def secrets(sweep: ExpandedSweep) -> None:
-    """Refuse an option whose value looks like a secret: records, the report and MLflow would keep
-    it."""
-    for cell in sweep.cells:
-        for option, value in _texts("", cell.to_dict()):
-            if secret_value(value):
-                raise Refused(
-                    f"{option}: its value looks like a secret, and every record keeps it; "
-                    "accepted is another value (hand a secret to the ranks in an environment "
-                    "variable)"
-                )
-
-
-def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, member in value.items():
-            yield from _texts(f"{name}.{key}".strip("."), member)
-    elif isinstance(value, list | tuple):
-        for member in value:
-            yield from _texts(name, member)
-
-
 def missing_library(sweep: ExpandedSweep) -> None:
     """Refuse a model whose library is not installed."""
     for library in dict.fromkeys(cell.model.library for cell in sweep.cells):
         if library not in ("ringside", "python") and importlib.util.find_spec(library) is None:
-            raise Refused(
-                f"model.library={library}: not installed; accepted here after `pip install "
-                f"'.[{library}]'`"
-            )
+            raise Refused(f"model.library={library}: not installed: pip install '.[{library}]'")
 
 
 def own_code(sweep: ExpandedSweep) -> None:
@@ -422,7 +420,7 @@ def missing_compiler(sweep: ExpandedSweep) -> None:
         if cell.compiled and cell.device == "cpu" and not cell.hosts:
             raise Refused(
                 f"optimize={cell.optimize}: needs a C++ compiler on CPU workers, and "
-                f"{compiler or 'CXX='} is not found; accepted here is eager, or a compiler that "
+                f"{compiler or 'CXX='} is not found; possible here: eager, or a compiler that "
                 "the variable CXX names (apt install g++)"
             )
 
@@ -502,7 +500,6 @@ def refuse_too_little(
 
 SWEEP_REFUSALS: tuple[Callable[[ExpandedSweep], None], ...] = (
     multicast,
-    secrets,
     missing_library,
     own_code,
     missing_compiler,

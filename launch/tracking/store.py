@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.record import safe_files
 from benchmarks.record.folder import COPIES
-from launch.machine.secrets import without_credentials
+from conf.secrets import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,14 +64,18 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     wrong = f"tracking.uri={without_credentials(given)}"
     scheme = _scheme(given)
     if scheme not in SCHEMES or ("://" not in given and not scheme.startswith("databricks")):
-        raise WrongUri(f"{wrong}: accepted are {ACCEPTED}")
-    if scheme in ("http", "https") and not urlsplit(given).hostname:
-        raise WrongUri(f"{wrong}: accepted is {scheme}://HOST or {scheme}://HOST:PORT")
+        raise WrongUri(f"{wrong}: expected {ACCEPTED}")
+    try:
+        has_host = urlsplit(given).hostname and urlsplit(given).port != 0
+    except ValueError:  # a port above 65535, half a pair of brackets
+        has_host = False
+    if scheme in ("http", "https") and not has_host:
+        raise WrongUri(f"{wrong}: expected {scheme}://HOST or {scheme}://HOST:PORT")
     if scheme != "sqlite":
         return given
     file = sqlite_file(given)
     if file is None:
-        raise WrongUri(f"{wrong}: accepted is sqlite:///FILE")
+        raise WrongUri(f"{wrong}: expected sqlite:///FILE")
     return _sqlite_uri(file.absolute())
 
 
@@ -201,7 +205,7 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
     if file is not None and not_a_store(file):
         raise TrackingUnavailable(f"the tracking store {file} {not_a_store(file)}")
     if artifacts.is_symlink():
-        raise TrackingUnavailable(f"{artifacts} is a link; accepted is a folder")
+        raise TrackingUnavailable(f"{artifacts} is a link; expected a folder")
     silence_mlflow()
     import mlflow
 

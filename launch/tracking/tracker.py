@@ -25,7 +25,7 @@ from analysis.text import single_line
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 from benchmarks.record.safe_files import because
 from conf.schema import Tracking
-from launch.machine.secrets import without_credentials
+from conf.secrets import without_credentials
 from launch.study.background import REPORT, BackgroundQueue
 from launch.study.study_folder import ProcessIdentity, StudyFolder, Sweep, sweep_of
 from launch.tracking import mlflow_run, store

@@ -67,7 +67,7 @@ def imported(handle: bytes) -> int:
     """
     if len(handle) != HANDLE_BYTES:
         length = len(handle)
-        raise ValueError(f"a handle of GPU memory has {length} bytes; accepted are {HANDLE_BYTES}")
+        raise ValueError(f"a handle of GPU memory has {length} bytes; expected {HANDLE_BYTES}")
     opaque = runtime.cudaIpcMemHandle_t()
     ctypes.memmove(opaque.getPtr(), handle, HANDLE_BYTES)
     answer = runtime.cudaIpcOpenMemHandle(opaque, LAZY_PEER_ACCESS)
