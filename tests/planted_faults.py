@@ -2,7 +2,7 @@
 
 They are planted in cells of two real H200s. `FAULTS` names each, what plants it, and the codes that
 must find it. ELSEWHERE names the tests that plant some in real ranks too. SILENT are those that
-nothing tells, with the reason.
+nothing tells, with the reason. AUDIT says for each fault of the audit's page which of them it is.
 """
 
 import math
@@ -40,6 +40,13 @@ def exchange_uuids(folder):
     first, second = (next(read_lines(folder.rank_lines(rank)))["uuid"] for rank in (0, 1))
     edit_lines(folder, 0, lambda line: line.update(uuid=second), kind="start")
     edit_lines(folder, 1, lambda line: line.update(uuid=first), kind="start")
+
+
+def exchange_files(folder):
+    first, second = map(folder.rank_lines, (0, 1))
+    texts = first.read_bytes(), second.read_bytes()
+    first.write_bytes(texts[1])
+    second.write_bytes(texts[0])
 
 
 def die(folder):
@@ -252,11 +259,11 @@ def lose_window(folder):
         edit_lines(folder, rank, lambda line: [], time=second, purpose="timed")
 
 
-def twice(times=2, heartbeats=False):
-    """Timed windows are written more than once on both ranks."""
+def twice(times=2, heartbeats=False, ranks=(0, 1)):
+    """Timed windows are written more than once."""
 
     def plant(folder):
-        for rank in (0, 1):
+        for rank in ranks:
             if heartbeats:
                 repeat_windows(folder, rank, times, purpose="timed")
             else:
@@ -380,6 +387,11 @@ def halved_links(folder):
         windows(lambda ms, number: 2 * ms, purpose)(folder)
 
 
+def slow_reference(folder):
+    for purpose in ("ring", "ring gather", "ring all-reduce"):
+        windows(lambda ms, number: 1.5 * ms, purpose)(folder)
+
+
 LOST = fact(gradient_worst={"array": "fc.bias", "tolerance": 1e-7, "error": 1.0})
 INHERITED = logged({"NCCL_P2P_LEVEL": "LOC"}, "SHM/direct/direct")
 INVALID = {
@@ -387,6 +399,7 @@ INVALID = {
     "wrong_gpu": {
         "wrong GPU order (UUIDs exchanged)": exchange_uuids,
         "both ranks on one GPU": same_gpu,
+        "rank files exchanged": exchange_files,
     },
     "windows_repeated": {
         "every timed window written twice": twice(heartbeats=True),
@@ -396,6 +409,7 @@ INVALID = {
         "a timed window of both ranks is missing": lose_window,
     },
     "missing_rank": {"a rank died before it was done": die},
+    "": {"a window written twice on one rank": twice(ranks=(0,))},  # the cell fails
     "setting_ignored transport_unexpected": {
         "LOC asked, NCCL ran without it": logged({}),
         "LOC ignored by rank 1 only": by_rank_one,
@@ -438,6 +452,7 @@ INVALID = {
         "images counted twice": images(2, (0, 1)),
         "half a batch on rank 1": images(0.5, (1,)),
         "255 of 256 images on both ranks": images(255 / 256, (0, 1)),
+        "255 of 256 images on one rank": images(255 / 256, (1,)),
     },
     "loss_not_finite": {"a loss that is NaN on one rank": fact(losses=[6.3, "nan"])},
     "batches_not_distinct": {
@@ -531,6 +546,9 @@ SUSPECT = {
         f"warm-up excess {more:.0%}, tau {tau} s": warm_up(more, tau) for more, tau in WARM_UPS
     },
 }
+FINDINGS = {
+    "reference_exceeded": {"the reference is 1.5 times too slow": slow_reference},
+}
 EDITS = {
     "images/s +10 %, images ÷ seconds unchanged": scale([RATE], 1.1),
     "samples of ranks/0.jsonl halved": halve,
@@ -543,7 +561,7 @@ CELLS = {
     "torch.compile does nothing": {"optimize": "compile"},
 }
 FAULTS = [Fault(name, ("does_not_verify",), edit=edit) for name, edit in EDITS.items()]
-for verdict, table in (("invalid", INVALID), ("suspect", SUSPECT)):
+for verdict, table in (("invalid", INVALID), ("suspect", SUSPECT), ("valid", FINDINGS)):
     for codes, planted in table.items():
         for name, plant in planted.items():
             cell = CELLS.get(name, {})
@@ -603,10 +621,97 @@ ELSEWHERE = {
         "test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs",
     ),
     "other programs load the cores": ("test_surroundings.py", "foreign_cpu"),
+    "a baseline of another driver, code, GPU, batch or precision": (
+        "test_planted.py",
+        "test_a_baseline_of_another_machine_software_or_request_is_not_compared",
+    ),
+    "a baseline 3 % too slow": (
+        "test_planted.py",
+        "test_a_baseline_that_is_too_slow_is_seen_by_its_efficiency",
+    ),
+    "both clocks 1 % lower, or at a power cap of 1,500 MHz, than the baseline's": (
+        "test_planted.py",
+        "test_other_clocks_than_the_baselines_are_a_finding",
+    ),
+    "samples of the GPUs lost, or an hour old; NCCL's log lost": (
+        "test_planted.py",
+        "test_what_was_lost_before_the_record_was_made_is_unchecked",
+    ),
 }
 SILENT = {
     "a baseline 1 % too slow": "100.5 % is within three deviations of the scatter between runs",
+    "a stale baseline of the same machine": "nothing measured tells its age from its date",
     "a baseline 2 or 5 % too fast": "nothing measured of one GPU tells; repeats of it would",
     "the exchange beside compute, 3 times too slow": "its share of the reference (26 %) is shown",
     "a thread multiplies matrices beside the exchange": "samples do not tell it from its process",
 }
+# Section 2b of the audit: what it planted in raw files, in its words, and which fault that is here.
+AUDIT = {
+    "swapped GPU ids": "wrong GPU order (UUIDs exchanged)",
+    "both ranks on one GPU": "both ranks on one GPU",
+    "rank files exchanged": "rank files exchanged",
+    "window twice on one rank": "a window written twice on one rank",
+    "rank 5 % slower": "rank 1 slower by 5 %",
+    "drift of 2 %": "drift of 2 %",
+    "pauses of +100 %": "a pause of 0.25 s in every 25th step",
+    "samples dropped": "the first sample of each window dropped",
+    "lead-in counted": "the lead-in counted as a step",
+    "batch short by one": "255 of 256 images on one rank",
+    "255 of 256": "255 of 256 images on both ranks",
+    "NCCL variable inherited": "P2P_LEVEL=LOC inherited from the shell",
+    "NCCL variable from a configuration file": "ALGO=Tree from a configuration file",
+    "LOC asked and not used": "LOC asked, NCCL ran without it",
+    "clock of one GPU −4 %": "clock of one GPU 4 % lower",
+    "clock of both −1 %": "both clocks 1 % lower, or at a power cap of 1,500 MHz, than the baseline's",
+    "power cap 1,500 MHz": "both clocks 1 % lower, or at a power cap of 1,500 MHz, than the baseline's",
+    "exchange 2 × too fast": "the exchange is 2 times too fast",
+    "reference 1.5 × too slow": "the reference is 1.5 times too slow",
+    "precision off": "autocast off where bf16 was asked",
+    "nothing compiled": "torch.compile does nothing",
+    "weights still": "the optimizer never steps",
+    "bytes −1 %": "1 % of the bytes left out",
+    "replicas": "no exchange, or weights of one rank drift by 1e-4",
+    "other programs 12 % of the CPU": "other programs load 12% of the cores",
+    "other programs 20 % of the CPU": "other programs load 20% of the cores",
+    "foreign process with pid": "a foreign process that the driver names",
+    "+3 GiB": "3 GiB in use before the start",
+    "20 % busy before": "20 % busy before the start",
+    **dict.fromkeys(
+        [f"baseline of another {what}" for what in ("driver", "code", "GPU", "batch", "precision")],
+        "a baseline of another driver, code, GPU, batch or precision",
+    ),
+    "baseline 3 % too slow": "a baseline 3 % too slow",
+    **dict.fromkeys(
+        ["samples of the GPUs lost", "samples of the GPUs an hour old", "NCCL's log lost"],
+        "samples of the GPUs lost, or an hour old; NCCL's log lost",
+    ),
+    "rank 1 % slower": "rank 1 slower by 1 %",
+    "rank 2 % slower": "rank 1 slower by 2 %",
+    "drift 0.9 %": "drift of 0.9 %",
+    "GPU clock 0.4 % off": "device clock 0.4 % off",
+    "CPU load 5 %": "other programs load 5 % of the cores",
+    "CPU load 9 %": "other programs load 9 % of the cores",
+    "1.9 GiB": "1.9 GiB in use before the start",
+    "baseline 1 % too slow": "a baseline 1 % too slow",
+    "baseline 1.5 % too slow": "a baseline 1.5 or 2 % too slow, where runs scatter by 0.13 %",
+    "each window begins fast and ends 2 % slower": "each window begins fast and ends 2 % slower",
+    "hidden process, 500 MiB, 10 %": "a hidden program of 500 MiB, 10 % of a GPU from the first window on",
+    "hidden process, 500 MiB, 20 %": "a hidden program of 500 MiB, 20 % of a GPU from the first window on",
+    "SHM where NV18 is there": "SHM where NV18 is, nothing asked",
+    "half of the channels": "half of the channels over NV18",
+    "half of the link's bandwidth": "links at half of their speed",
+    "every window written twice": "every timed window written twice",
+    "slowest tenth dropped with its time": "the slowest tenth dropped with its time and images",
+    "a window of both ranks missing": "a timed window of both ranks is missing",
+    "whole milliseconds": "whole milliseconds",
+    "a half of the layers in float32": "half of the layers in float32",
+    "a fifth of the layers in float32": "a fifth of the layers in float32",
+    "rank 1 with another torch": "rank 1 runs another torch",
+    "rank 1 with another NCCL": "rank 1 runs another NCCL",
+    "rank 1 with 1 thread": "rank 1 runs on one thread",
+    "steps without exchange 1 ms too long": "steps without exchange 1 ms too long",
+    "exchange 3 × too slow": "the exchange beside compute, 3 times too slow",
+    "both clocks 2 % fast": "both clocks 2 % fast",
+    "stale baseline of the same machine": "a stale baseline of the same machine",
+    "baseline too fast": "a baseline 2 or 5 % too fast",
+}  # fmt: skip

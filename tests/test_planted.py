@@ -1,11 +1,22 @@
 """The audit's planted faults: each is found by its code in a whole cell, from raw files to the verdict, beside clean twins."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from planted import ALONE, PAIR_OF_FOUR, edit_json, edit_lines, gpu_cell, made
-from planted_faults import BELOW, ELSEWHERE, FAULTS, SILENT, remove, windows
+from planted_faults import (
+    AUDIT,
+    BELOW,
+    ELSEWHERE,
+    FAULTS,
+    POWER_CAP,
+    SILENT,
+    remove,
+    sampled,
+    windows,
+)
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.report.build import examine
@@ -56,16 +67,24 @@ def test_clean_twins_have_no_code_and_every_check_ran(tmp_path):
         assert (validity.verdict, validity.codes, validity.unchecked) == ("valid", {}, {}), source
 
 
+def an_hour_old(folder):
+    lines = [json.loads(line) for line in folder.gpu_samples.read_text().splitlines()]
+    texts = [json.dumps({**line, "time": line["time"] - 3600}) + "\n" for line in lines]
+    folder.gpu_samples.write_text("".join(texts))
+
+
 @pytest.mark.parametrize(
-    ("lost", "unchecked"),
+    ("lose", "unchecked"),
     [
-        ("gpus.jsonl", {"throttled", "foreign_load"}),
-        ("nccl/*.log", {"setting_ignored", "setting_not_asked", "transport_below_wires"}),
+        (remove("gpus.jsonl"), {"throttled", "foreign_load"}),
+        (an_hour_old, {"throttled", "foreign_load_timed", "clocks_differ"}),
+        (remove("nccl/*.log"), {"setting_ignored", "setting_not_asked", "transport_below_wires"}),
     ],
+    ids=["samples of the GPUs", "samples an hour old", "NCCL's log"],
 )
-def test_what_was_lost_before_the_record_was_made_is_unchecked(lost, unchecked, tmp_path):
+def test_what_was_lost_before_the_record_was_made_is_unchecked(lose, unchecked, tmp_path):
     folder = gpu_cell(tmp_path, cell={"nccl": {"NCCL_P2P_LEVEL": "LOC"}})
-    remove(lost)(folder)
+    lose(folder)
     assert unchecked <= made(folder).validity.unchecked.keys()
 
 
@@ -123,6 +142,15 @@ def test_a_baseline_that_is_too_slow_is_seen_by_its_efficiency(slower, tmp_path)
     assert pair.validity.verdict == "suspect"
 
 
+@pytest.mark.parametrize("mhz", [1500, 1960])
+def test_other_clocks_than_the_baselines_are_a_finding(mhz, tmp_path):
+    alone = made(gpu_cell(tmp_path, ALONE, name="alone"))
+    folder = gpu_cell(tmp_path, PAIR_OF_FOUR, name="pair")
+    sampled(lambda phase, gpu: {"sm_mhz": mhz, "reasons": POWER_CAP} if phase else {})(folder)
+    validity = made(folder, [alone]).validity
+    assert (validity.verdict, list(validity.codes)) == ("valid", ["clocks_differ"])
+
+
 # The whole campaign
 
 
@@ -130,6 +158,13 @@ def test_what_is_planted_elsewhere_is_planted_there_and_little_is_silent():
     assert len(SILENT) < len(FAULTS) / 10 and not SILENT.keys() & {fault.name for fault in FAULTS}
     for name, (file, words) in ELSEWHERE.items():
         assert words in (DATA.parent / file).read_text(encoding="utf-8"), name
+
+
+def test_every_fault_of_the_audit_is_told_or_below_a_limit_or_silent_for_a_reason():
+    told = {fault.name for fault in FAULTS} | ELSEWHERE.keys()
+    assert set(AUDIT.values()) <= told | BELOW.keys() | SILENT.keys()
+    counts = [sum(name in table for name in AUDIT.values()) for table in (told, BELOW, SILENT)]
+    assert counts == [55, 8, 4] and len(AUDIT) == 67
 
 
 def test_every_code_has_a_planted_fault():

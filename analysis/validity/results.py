@@ -56,7 +56,7 @@ def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "ranks ran on other GPUs than requested: {}")
 def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank reports another UUID than planned"""
+    """a rank reports another UUID than planned, or its lines lie in another's file"""
     planned = record.environment.get("planned_uuids")
     if not planned:
         if record.cell.device == "cuda":
@@ -67,6 +67,9 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
         rank, uuid = report["rank"], report.get("uuid", "unknown")
         if rank < len(planned) and uuid != planned[rank]:
             wrong.append(f"rank {rank} ran on {uuid} instead of {planned[rank]}")
+    ranks = [report["rank"] for report in record.ranks]
+    if ranks != sorted(ranks):
+        wrong.append(f"the lines of ranks {', '.join(map(str, ranks))} lie in each other's files")
     return "; ".join(wrong)
 
 
