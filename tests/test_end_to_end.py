@@ -323,7 +323,15 @@ def test_every_command_of_the_studies_on_gpus_is_a_right_request_there(name, lau
 
 @pytest.mark.parametrize("text", readme_commands())
 def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
-    arguments = shlex.split(text.replace("=NAME", "=cpu_staged").replace("=…", "=all_gather"))[1:]
+    stands_for = {
+        "+experiment=NAME": "+experiment=first",
+        "=NAME": "=cpu_staged",
+        "=…": "=all_gather",
+    }
+    stands_for["=FILE"] = f"={ROOT}/tests/data/topo_h200_x8.txt"
+    for word, value in stands_for.items():
+        text = text.replace(word, value)
+    arguments = shlex.split(text)[1:]
     if "--help" not in arguments:
         arguments += ["dry_run=true", f"output_dir={tmp_path}"]
         # Links and CUDA graphs are not to be had of CPU workers, nor a compiler of a bare machine.

@@ -1,4 +1,4 @@
-"""What a real `mlflow ui` shows of a study, in Debian's chromium: README's screenshots.
+"""What a real `mlflow ui` shows of a study, in Debian's chromium: the pictures of launch/tracking/README.md.
 
     pip install -e '.[test,ui]' && python -m pytest -n 0 tests/test_mlflow_ui.py
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from build import make_cell
 from own_user import QUIET, SHORT, import_own_code_here, records_of, user
 
+from analysis.__main__ import main
 from analysis.prediction.calibration_data import calibrate
 from analysis.prediction.distributions import constant, mean
 from analysis.prediction.forecast import forecast
@@ -96,6 +98,21 @@ def test_the_commands_of_the_page_can_be_asked(command, launch, page):
     code, out, err = launch(*shlex.split(command), "device=cpu", "dry_run=true")
     assert (code, err) == (0, ""), err
     assert " · " in out
+
+
+def test_the_recipe_for_ci_asks_what_can_be_asked(launch, page, capsys):
+    recipe = yaml.safe_load((ROOT / "launch" / "recipes" / "ci.yml").read_text(encoding="utf-8"))
+    (job,) = recipe["jobs"].values()
+    base, change, compare = (step["run"] for step in job["steps"][1:])
+    for command in (base, change):
+        asked = command.partition("launch.py ")[2].replace("$ASK", job["env"]["ASK"])
+        words = shlex.split(asked.replace("model=mine", "model=tiny_gpt"))
+        code, _, err = launch(*words, "device=cpu", "dry_run=true")
+        assert (code, err) == (0, ""), err
+    studies = ROOT / "tests" / "data" / "h200_x2"
+    compare = compare.replace("outputs/base", f"{studies}/eager_a").partition(" >> ")[0]
+    words = shlex.split(compare.replace("outputs/change", f"{studies}/eager_b"))
+    assert main(words[3:]) == 3 and "INCONCLUSIVE" in capsys.readouterr().out
 
 
 MODEL, DATA, STRATEGIES = "my_models.py", "my_data.py", "my_strategies.py"

@@ -29,6 +29,14 @@ PAGES = (
     "trainers/kvstore/README.md",
     "launch/engines/README.md",
     "launch/recipes/README.md",
+    "launch/tracking/README.md",
+    "analysis/PAPER.md",
+    "analysis/prediction/README.md",
+    "benchmarks/collectives/README.md",
+    "benchmarks/host_link/README.md",
+    "benchmarks/jacobi/README.md",
+    "benchmarks/p2p/README.md",
+    ".ci/gpu/README.md",
 )
 
 
