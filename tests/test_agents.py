@@ -21,7 +21,7 @@ from faults_seen import until
 
 from benchmarks.agent import processes, scratch
 from benchmarks.agent.processes import write_proc_environ
-from benchmarks.agent.protocol import Command, Event, Reader, Writer, read_event
+from benchmarks.agent.protocol import Command, Event, RankEnd, Reader, Writer, read_event
 from benchmarks.agent.scratch import Scratch
 from benchmarks.rank import host_agent
 from benchmarks.rank.host_agent import RunningCell
@@ -32,7 +32,7 @@ from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
 from launch.engines.agent_channel import AgentGone, Channel, RemoteHost
 from launch.engines.engine import rank_ends
-from launch.engines.hosts import CellOnHost, HostsEngine
+from launch.engines.hosts import CellOnHost, HostsEngine, HostsJob
 from launch.engines.local import LocalEngine, ServedJob
 from launch.machine.devices import Machine
 from launch.study.study_folder import prepare
@@ -243,15 +243,22 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
     assert files["ranks/1.jsonl"] == "one\ntwo\n" and files["ranks/1.count"] == "  8"
 
 
+STOPPED = {"cell": "t", "survivors": []}
+
+
 def test_a_full_disk_of_a_host_is_told_without_a_file_there(handed_on, monkeypatch):
     made, part, _ = handed_on
-    part.folder.failures.write_text('{"0": {"status": 1, "time": 3.0}}')
+    ended = SimpleNamespace(survivors=[], ranks={0: RankEnd(1, 3.0)}, folder=part.folder)
+    part.host = ended.host = SimpleNamespace(
+        channel=SimpleNamespace(send=lambda *_, **__: part.take(Event.STOPPED, STOPPED))
+    )
     for written, status in (("", None), ('{"1": {"status": 7, "time": 2.0}}', 7)):
         made.ends.write_text(written)
         monkeypatch.setattr(host_agent, "is_full", lambda folder: True)
         cell = SimpleNamespace(_scratch=made, _status=1, _is_asked_to_end=False, _numbers=[1])
         ends = {"cell": "t", "status": 1, "ranks": RunningCell.rank_ends(cell)}
         part.take(Event.ENDED, read_event(encoded({"say": "ended", **ends})))
+        HostsJob(make_cell(), "t", [ended, part], 1.0).stop(0.0)
         first, second = rank_ends(part.folder)[0], rank_ends(part.folder)[1]
         assert (first.status, second.status) == (1, status) and part.error is None
         assert second.why == f"there is no space left in {made.folder.parent}"

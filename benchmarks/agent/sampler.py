@@ -31,8 +31,7 @@ READY_SECONDS = 15.0  # until the first sample: GPUs may take some to settle
 END_SECONDS = 8.0  # for the last one
 POLL_SECONDS = 1.0
 END = b"end"  # from an agent that lives
-# For an agent that was killed to be gone: its lock may be free after its end of our input closes.
-GONE_SECONDS = 2.0
+GONE_SECONDS = 10.0  # for a killed agent and its ranks, which hold its lock, to be gone
 
 
 class Sampler:
@@ -288,11 +287,11 @@ def main(folder: str, token: str, *uuids: str) -> int:
         return 1
     finally:
         if os.getppid() != agent or (ended and not os.read(0, len(END))):
-            # The agent was killed: remove what it left, once it is gone.
+            # The agent was killed: remove what it left, once its processes are gone.
             until = time.monotonic() + GONE_SECONDS
-            while os.getppid() == agent and time.monotonic() < until:
-                time.sleep(0.01)
-            remove_left()
+            while Path(folder).exists() and time.monotonic() < until:
+                remove_left()
+                time.sleep(0.05)
     return 0
 
 

@@ -391,7 +391,7 @@ class RunningCell:
 
     def end(self, grace_s: float) -> list[int]:
         """End every process of the cell. Return the ids of those that survive SIGKILL."""
-        self._is_asked_to_end = True
+        self._is_asked_to_end = self.status() is None
         survivors = processes.end(self.token, grace_s)
         processes.remove_shared_memory(self.token)
         deadline = time.monotonic() + LAST_SECONDS

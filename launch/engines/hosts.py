@@ -23,7 +23,7 @@ from launch.engines.agent_channel import (
     first_lost,
     refusing_gone_agents,
 )
-from launch.engines.engine import Lost, rank_ends
+from launch.engines.engine import Lost
 from launch.engines.environment import LOOPBACK, HostEnvironment, cell_variables
 from launch.engines.rendezvous import HostRendezvous, find_rendezvous
 from launch.machine.fleet import Fleet
@@ -31,7 +31,6 @@ from launch.machine.fleet import Fleet
 BEAT_S = 3.0  # between two signs of life of this launcher
 FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
 LAST_S = 25.0  # beyond the grace, for agents to end what does not end by itself
-FAILURES_LOCK = threading.Lock()  # of the file that has how ranks of several hosts ended
 # Files that every host has, and where those of the second host and the later ones go.
 OF_EACH_HOST = {
     "logs/agent.log": "logs/agent-{}.log",
@@ -217,6 +216,7 @@ class CellOnHost:
     error: OSError | None = None  # of this machine: the disk is full
     news: threading.Event = field(default_factory=threading.Event)
     names: set[str] = field(default_factory=set)  # of the files that came
+    ranks: Mapping[int, RankEnd] = field(default_factory=dict)  # that ended and should not have
 
     def take(self, say: Event, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell; messages of the one before are dropped.
@@ -233,8 +233,9 @@ class CellOnHost:
             elif say == Event.STATES:
                 self.states |= message["states"]
             elif say == Event.ENDED:
-                self._add_ends(message["ranks"])
-                self.status = message["status"]
+                if not message["ranks"].keys() <= set(self.numbers):
+                    raise ValueError("it tells the end of a rank of another host")
+                self.ranks, self.status = message["ranks"], message["status"]
             elif say == Event.STOPPED:
                 self.survivors = message["survivors"]
             elif say == Event.FAILED:
@@ -242,17 +243,6 @@ class CellOnHost:
         except OSError as error:
             self.error = self.error or error
         self.news.set()
-
-    def _add_ends(self, ranks: Mapping[int, RankEnd]) -> None:
-        """Add how ranks of this host ended to the file that has those of all."""
-        if not ranks.keys() <= set(self.numbers):
-            raise ValueError("it tells the end of a rank of another host")
-        with FAILURES_LOCK:  # two hosts often fail together
-            every = {}
-            for rank, end in {**rank_ends(self.folder), **ranks}.items():
-                every[str(rank)] = vars(end)
-            if every:
-                write_json(self.folder.failures, every)
 
     def _write(self, name: str, at: int | None, data: bytes) -> None:
         """Write new bytes of a file. Raises ValueError: not allowed, or a gap before them."""
@@ -349,8 +339,13 @@ class HostsJob:
         for part in waiting:
             part.host.is_lost(f"its agent did not end the processes of a cell in {LAST_S:g} s", 0.0)
         survivors: list[int] = []
+        ends = {}
         for part in self._parts:
             survivors += part.survivors or []
+            for rank, end in part.ranks.items():
+                ends[str(rank)] = vars(end)
+        if ends:
+            write_json(self._parts[0].folder.failures, ends)
         return survivors
 
     def _send(self, what: Command, **content: Any) -> None:

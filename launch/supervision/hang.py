@@ -40,7 +40,10 @@ def explain_hang(watch: Watch, what: str) -> Failure:
     rank = suspect.rank
     hosts = list(dict.fromkeys(member.host for member in waiting))
     between = ""
-    if len(hosts) > 1 and not suspect.began and all(map(_is_waiting, waiting)):
+    all_wait = all(
+        member.location and member.location.state is StackState.WAITING for member in waiting
+    )
+    if len(hosts) > 1 and all_wait and not suspect.began:
         between = (
             f"; all wait, so perhaps no data moves between hosts {join_words(hosts)}: look at the "
             "network between them"
@@ -63,10 +66,6 @@ def explain_hang(watch: Watch, what: str) -> Failure:
     if suspect.is_last:
         sentence += "; nothing tells which of them is wrong, and the last is named"
     return Failure("hang", rank.index, f"{sentence}{between}")
-
-
-def _is_waiting(rank: Rank) -> bool:
-    return rank.location is not None and rank.location.state is StackState.WAITING
 
 
 def _suspect(watch: Watch, waiting: Sequence[Rank]) -> Suspect:
