@@ -79,7 +79,7 @@ class CellEngine(Protocol):
         has the machine sampled around them.
 
         Raises:
-            AgentGone: their agent was stopped and is ended; the next call starts another.
+            AgentGone: their agent was stopped, or ends just now; the next call starts another.
             OSError: they cannot be started.
         """
 

@@ -160,8 +160,7 @@ class HostsEngine:
             if part.index == 0 and len(parts) > 1:
                 deadline = time.monotonic() + self._limits.start_timeout_s
                 while part.port is None:
-                    part.news.wait(0.1)
-                    part.news.clear()
+                    time.sleep(0.01)
                     if part.why or time.monotonic() > deadline:
                         why = part.why or "it did not say where its ranks meet"
                         raise OSError(f"host {part.host.name}: {why}")
@@ -214,7 +213,6 @@ class CellOnHost:
     states: dict[str, str] = field(default_factory=dict)
     why: str = ""  # why the ranks could not be started
     error: OSError | None = None  # of this machine: the disk is full
-    news: threading.Event = field(default_factory=threading.Event)
     names: set[str] = field(default_factory=set)  # of the files that came
     ranks: Mapping[int, RankEnd] = field(default_factory=dict)  # that ended and should not have
 
@@ -242,7 +240,6 @@ class CellOnHost:
                 self.why = message["why"] or "it did not say why"
         except OSError as error:
             self.error = self.error or error
-        self.news.set()
 
     def _write(self, name: str, at: int | None, data: bytes) -> None:
         """Write new bytes of a file. Raises ValueError: not allowed, or a gap before them."""
@@ -317,12 +314,12 @@ class HostsJob:
         return self._parts[host].states.get(str(number), "running")
 
     def agent_state(self) -> str:
-        """Return the state of what started the ranks of a host, of a stuck one first."""
+        """Return the state of what started the ranks of a host, if one is not as usual."""
         for part in self._parts:
             state = part.states.get("agent", "running")
             if state not in ("running", "sleeping"):
                 return state
-        return self._parts[0].states.get("agent", "running")
+        return "running"
 
     def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
         """Have processes, by number, write to their logs where each of their threads stands."""

@@ -87,30 +87,20 @@ class LocalEngine:
             if sampled:
                 uuids = self._machine.uuids(cell.gpus)
                 sampling.enter_context(Sampler(folder, uuids, token))
-            try:
-                self._serve(job, cell, folder, token, variables)
-            except AgentGone:  # since the last cell; once more with a new one
-                self.close()
-                self._serve(job, cell, folder, token, variables)
+            job.agent = self._begin(cell)
+            job.agent.listen(job.take)
+            job.agent.send(
+                Command.RUN,
+                cell=token,
+                folder=str(folder.path),
+                asked=cell.to_dict(),
+                environment=variables.to_dict(),
+                numbers=list(range(len(cell.places))),
+                start=self._start_method,
+                meeting={},
+            )
             job.at_end = sampling.pop_all()
         return job
-
-    def _serve(
-        self, job: "ServedJob", cell: Cell, folder: CellFolder, token: str, variables: Variables
-    ) -> None:
-        """Have the agent start the processes of a job. Raises AgentGone."""
-        job.agent = self._begin(cell)
-        job.agent.listen(job.take)
-        job.agent.send(
-            Command.RUN,
-            cell=token,
-            folder=str(folder.path),
-            asked=cell.to_dict(),
-            environment=variables.to_dict(),
-            numbers=list(range(len(cell.places))),
-            start=self._start_method,
-            meeting={},
-        )
 
     def lost(self, cell: Cell) -> None:
         """Return that no host is lost."""
