@@ -130,7 +130,7 @@ class CellRunner:
         try:
             outcome = supervise.run(cell, folder, start, limits, self.stopping, progress)
         except OSError as error:  # the agent could not be started, or the disk is full
-            failure = Failure("start", None, f"the cell could not be run: {because(error)}")
+            failure = Failure("start", None, f"it could not be run: {because(error)}")
             return Outcome("failed", failure, [])
         if outcome.state != "failed" or outcome.failure is None:
             return outcome

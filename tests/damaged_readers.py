@@ -268,8 +268,9 @@ def recover_cell(seed, folder):
     from analysis.validity.gpu_samples import summary
     from benchmarks.agent import processes
     from benchmarks.record import CellFolder, RecordError, read
+    from launch.engines.engine import rank_ends
     from launch.study.study_folder import StudyFolder
-    from launch.supervision.failure import ends, first_cause
+    from launch.supervision.failure import first_cause
     from launch.supervision.watch import Watch
 
     name, _, path = seed.name.partition(":")
@@ -283,7 +284,7 @@ def recover_cell(seed, folder):
     cell_folder = CellFolder(folder / "study" / cell.folder)
     watch = Watch(cell_folder, cell.world_size, cell.servers)
     watch.update()
-    first_cause(watch, cell_folder, ends(cell_folder), 1)
+    first_cause(watch, cell_folder, rank_ends(cell_folder), 1)
     summary(cell_folder)
     try:
         record = read(cell_folder.record)

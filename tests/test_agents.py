@@ -93,7 +93,7 @@ def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(eng
     assert outcome.failure.message == "the agent ended by SIGKILL before any rank failed"
     os.kill(engine._begin(make_cell()).pid, signal.SIGSTOP)
     until(lambda: processes.state(engine._agent.pid) == "stopped", 10)
-    with pytest.raises(AgentGone, match=r"was stopped \(SIGSTOP\) between two cells"):
+    with pytest.raises(AgentGone, match=r"was stopped \(SIGSTOP\) between two runs"):
         run(engine, tmp_path / "stopped")
     # The ranks start anew where torch has read a variable that a cell needs otherwise.
     added = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -252,8 +252,9 @@ def test_a_full_disk_of_a_host_is_told_without_a_file_there(handed_on, monkeypat
     part.host = ended.host = SimpleNamespace(
         channel=SimpleNamespace(send=lambda *_, **__: part.take(Event.STOPPED, STOPPED))
     )
-    for written, status in (("", None), ('{"1": {"status": 7, "time": 2.0}}', 7)):
-        made.ends.write_text(written)
+    for status in (None, 7):
+        if status:
+            made.keep_ends({"1": {"status": status, "time": 2.0}})
         monkeypatch.setattr(host_agent, "is_full", lambda folder: True)
         cell = SimpleNamespace(_scratch=made, _status=1, _is_asked_to_end=False, _numbers=[1])
         ends = {"cell": "t", "status": 1, "ranks": RunningCell.rank_ends(cell)}

@@ -111,7 +111,7 @@ def raised(message, kind="RuntimeError"):
 
 
 def left(rank, how):
-    return "exception", rank, f"rank {rank} left with {how} and wrote no reason"
+    return "exception", rank, f"rank {rank} ended with {how} and wrote no reason"
 
 
 MINE, SECOND = raises(1, "ValueError", "mine"), raises(0, "ValueError", "second")
@@ -388,7 +388,7 @@ def test_ranks_of_two_hosts_that_all_wait_name_their_hosts(tmp_path):
     outcome, _, _ = supervised(tmp_path, engine, ranks=1, hosts=("a", "b"))
     said = outcome.failure.message
     assert "each of rank 0 on a, rank 1 on b waits in all_reduce" in said
-    assert "no data moves between hosts a and b: look at the network between them" in said
+    assert "no data moves between hosts a and b: check the network between them" in said
     engine = FakeEngine(starts, begins, becomes("stopped", 1), waits)
     outcome, _, _ = supervised(tmp_path / "other", engine, ranks=1, hosts=("a", "b"))
     assert outcome.failure.message.startswith("rank 1 on b gave no sign")
@@ -443,7 +443,11 @@ def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):
         job.write(0, "start", rank=0, pid=100)
 
     (cause, rank, message), seconds = told(tmp_path, one_starts)
-    assert (cause, rank, message) == ("start", 1, "rank 1 did not report within 300 s")
+    assert (cause, rank, message) == (
+        "start",
+        1,
+        "rank 1 did not report within 300 s (engine.start_timeout_s)",
+    )
     assert 300 < seconds < 301
 
 

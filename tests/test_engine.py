@@ -18,9 +18,16 @@ START = {"start_timeout_s": 20}
 HANGS, STAYS = (starts, hangs), (starts, is_done)
 GONE, RAISES = (*STAYS, becomes("gone", 0, 1)), (starts, begins, raises(1, "ValueError", "no"))
 FAILURES = [
-    ((), START, "start", 0, "rank 0, rank 1 did not report within 20 s", 20),
+    (
+        (),
+        START,
+        "start",
+        0,
+        "rank 0, rank 1 did not report within 20 s (engine.start_timeout_s)",
+        20,
+    ),
     (HANGS, {}, "hang", 1, "rank 1 gave no sign for 12 s, in phase 'timed' after 7 iterations", 12),
-    (HANGS, {"cell_timeout_s": 5}, "hang", 1, "was not done when the cell's 5 s were over", 5),
+    (HANGS, {"cell_timeout_s": 5}, "hang", 1, "was not done after 5 s (engine.cell_timeout_s)", 5),
     (GONE, START, "hang", None, "did not end within 20 s", 20),
     (STAYS, START, "hang", None, "each gave no sign for 20 s in phase 'exit'", 20),
     ((*RAISES, ends(1)), {}, "exception", 1, "rank 1 raised ValueError", 0),

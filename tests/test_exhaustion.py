@@ -22,7 +22,6 @@ from conf.options import Refused
 from conf.schema import Tracking
 from launch.machine.devices import refuse_small_limits
 from launch.study.study_folder import StudyFolder, Sweep
-from launch.supervision import failure
 from launch.supervision.failure import ResourceSnapshot
 from launch.tracking.tracker import MlflowWriter
 
@@ -72,12 +71,14 @@ def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
     assert "is gone: removed, or no longer mounted" in gone
     killed = ResourceSnapshot(before.oom_kills - 1, before.pids_refused).explain(ENDED, tmp_path)
     assert (killed.cause, killed.rank) == ("oom", 1)
-    assert killed.message.endswith("; the kernel killed a process for want of memory meanwhile")
+    assert killed.message.endswith(
+        "; the kernel killed a process meanwhile because memory was short"
+    )
     hang = Failure("hang", 1, "rank 1 gave no sign")
     assert ResourceSnapshot(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
     refused = ResourceSnapshot(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)
     assert refused.cause == "killed" and refused.message.endswith("(pids.max of the control group)")
-    monkeypatch.setattr(failure, "FULL_BYTES", 1 << 60)
+    monkeypatch.setattr("benchmarks.agent.scratch.FULL_BYTES", 1 << 60)
     full = before.explain(ENDED, tmp_path).message
     said = f"; there is no space left on the file system of {tmp_path}; /dev/shm is full"
     assert full.endswith(said)

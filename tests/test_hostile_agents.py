@@ -210,7 +210,7 @@ def test_the_host_whose_agent_says_something_else_is_named(
                 assert (outcome.state, outcome.failure.cause) == ("failed", "node_lost")
                 assert outcome.failure.message == sentence
             assert measured(engine, alone, folder / f"{kind} {phase} alone").state == "finished"
-    assert re.match("nodes=b: no agent serves there: |host b( is lost)?: ", sentence), sentence
+    assert re.match("nodes=b: no agent runs there: |host b( is lost)?: ", sentence), sentence
     assert not errors and "host a" not in sentence and sentence.isprintable()
     assert len(sentence) < 400
     if (kind, phase) == ("a banner", "login"):

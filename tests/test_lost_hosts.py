@@ -45,9 +45,9 @@ def test_a_host_whose_agent_dies_is_lost_and_says_why(tmp_path, monkeypatch):
     engine.close()
 
 
-NEEDED = r"hosts with Ringside \(engine\.folder=\) and a Python that has what it needs"
+NEEDED = r"name the folder of Ringside on that host \(engine\.folder=\) and a Python with"
 WITHOUT = [
-    ("exit 127", f"status 127; expected {NEEDED}"),
+    ("exit 127", rf"status 127\. What to do: {NEEDED}"),
     ("echo Permission denied >&2; exit 255", "status 255: Permission denied$"),
 ]
 
@@ -55,5 +55,5 @@ WITHOUT = [
 @pytest.mark.parametrize(("command", "why"), WITHOUT)
 def test_a_host_without_an_agent_is_refused_with_what_it_needs(command, why):
     engine = HostsEngine(Engine(name="command", prefix=["sh", "-c", command, "{host}"]), {})
-    with pytest.raises(Refused, match=rf"^nodes=b: no agent serves there: it ended with {why}"):
+    with pytest.raises(Refused, match=rf"^nodes=b: no agent runs there: it ended with {why}"):
         engine.open_on(["b"], "cpu")

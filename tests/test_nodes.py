@@ -250,7 +250,7 @@ def test_slurm_outside_of_its_job_is_refused(launch):
     """tests/golden/refusals.txt has what else does not fit."""
     code, out, err = launch("nodes=2", "engine=slurm", "model=fmnist_cnn")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("launch.py: engine=slurm: this is no job of Slurm")
+    assert err.startswith("launch.py: engine=slurm: this is not inside a Slurm job")
 
 
 SERVED = dataclasses.replace(

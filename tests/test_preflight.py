@@ -103,7 +103,7 @@ def test_what_is_no_description_is_one_sentence(said):
 
 def test_the_description_of_another_commit_names_both():
     plain = described(**WITH_GPUS, **{"facts.git": {"commit": 40 * "f"}}) | {"new": 1}
-    said = r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\); expected the"
+    said = r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\)\. What to do: use the"
     with pytest.raises(Refused, match=said):
         Host.described("b", plain)
 

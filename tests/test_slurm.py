@@ -72,7 +72,7 @@ def test_a_slurm_that_does_not_answer_is_one_sentence(scontrol, monkeypatch):
 
 
 def test_outside_an_allocation_the_way_in_is_named():
-    said = r"no job of Slurm .* inside salloc or sbatch, or add engine.submit=true"
+    said = r"not inside a Slurm job .* inside salloc or sbatch, or add engine.submit=true"
     with pytest.raises(Refused, match=said):
         slurm.host_names({})
     assert slurm.time_left_s({}) is None
@@ -143,7 +143,7 @@ def test_a_job_has_as_many_hosts_as_its_cells_need():
     asked = job_parameters(of([["a"], ["a", "b"], ["c", "b"]]))
     assert (asked["nodes"], asked["nodelist"]) == (3, "a,b,c")
     assert job_parameters(of([["scale"]], job_nodes=4))["nodes"] == 4
-    with pytest.raises(Refused, match=r"nodes=pairs: .* expected engine.job_nodes=N"):
+    with pytest.raises(Refused, match=r"nodes=pairs: .* add engine.job_nodes=N"):
         job_parameters(of([["pairs"]]))
 
 
@@ -152,7 +152,7 @@ def test_a_job_can_be_planned_before_its_hosts_are_known(launch):
     status, said, _ = launch(*asked)
     assert status == 0 and "host1+host2" in said and "nothing was started" in said
     status, _, said = launch("engine=slurm", "nodes=pairs", *SHORT, "dry_run=true")
-    assert status == 2 and "expected engine.job_nodes=N" in said
+    assert status == 2 and "add engine.job_nodes=N" in said
 
 
 # --- with Slurm ----------------------------------------------------------------------------------

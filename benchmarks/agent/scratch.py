@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.agent.protocol import CHUNK_BYTES, MOST_BYTES
 from benchmarks.record import CellFolder, safe_files
+from benchmarks.record.encoding import decoded, encoded
 
 PREFIX = "ringside-"
 # What ranks, their agent and the sampler write; a launcher takes nothing else. The number is that
@@ -38,9 +39,8 @@ class Scratch:
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder, self._lock = folder, lock
-        # Where the cell's process writes how ranks ended: in memory, as the disk may be full.
-        self._memory = os.memfd_create("rank-ends")
-        self.ends = Path(f"/proc/self/fd/{self._memory}")
+        # How ranks ended: in memory that the cell's process shares, as the disk may be full.
+        self._ends = os.memfd_create("rank-ends")
         self._sent: dict[str, int] = {}  # bytes of each file
         # Inode and time of change of each file that is replaced.
         self._seen: dict[str, tuple[int, int]] = {}
@@ -86,9 +86,18 @@ class Scratch:
                         yield {"name": name, "at": None, "data": data}
                         self._seen[name] = state
 
+    def keep_ends(self, ends: Mapping[str, Any]) -> None:
+        """Keep how ranks ended, by number, for `kept_ends` in the process that forked this one."""
+        os.write(self._ends, encoded(ends))
+
+    def kept_ends(self) -> dict[str, dict[str, Any]]:
+        """Return what `keep_ends` was given; empty if it was not called."""
+        ends: dict[str, dict[str, Any]] = decoded(os.pread(self._ends, MOST_BYTES, 0) or b"{}")
+        return ends
+
     def remove(self) -> None:
         """Remove the folder."""
-        os.close(self._memory)
+        os.close(self._ends)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 

@@ -6,6 +6,7 @@ The host agent forks this process; a profiler starts it as
 
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import os
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,8 +35,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from benchmarks.agent.processes import Variables, merged, write_proc_environ
 from benchmarks.rank import worker
-from benchmarks.record import CellFolder, Kind, read_lines
-from benchmarks.record.encoding import encoded
+from benchmarks.record import CellFolder, Kind, read_lines, write_json
 from benchmarks.record.lines import begin_again, now
 from conf.cell import Cell
 from conf.host import LAUNCHER, STARTER, TOKEN, UMASK
@@ -66,6 +66,7 @@ READ_LATE = (
     "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR",
 )
+Keep = Callable[[Mapping[str, Any]], object]  # what is done with how ranks ended
 
 
 @dataclass(frozen=True)
@@ -140,24 +141,25 @@ def main(folder: Path, processes: int, start: str) -> int:
     if LAUNCHER in os.environ:  # a profiler started us: nsys clears the umask
         worker.die_with_launcher(int(os.environ[LAUNCHER]))
         os.umask(int(os.environ[UMASK], 8))
+    keep = functools.partial(write_json, CellFolder(folder).failures)
     rendezvous = Rendezvous(folder.name, RendezvousAddress())
-    return run(CellFolder(folder), range(processes), start, rendezvous)
+    return run(folder, range(processes), start, rendezvous, keep)
 
 
 def run(
-    folder: CellFolder, numbers: Sequence[int], start: str, rendezvous: RendezvousHandler
+    folder: Path, numbers: Sequence[int], start: str, rendezvous: RendezvousHandler, keep: Keep
 ) -> int:
     """Run the processes of a cell that are on this host, by their numbers, to their end.
 
-    Returns the exit status: 0, or 1 with how ranks ended in `folder.failures`.
+    Returns the exit status: 0, or 1 after `keep` was called with how ranks ended.
     """
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     entrypoint: Any = worker.main
-    arguments: tuple[Any, ...] = (folder.path, numbers, "fork")
-    if start == "exec" or not _import_for_ranks(folder.path):
+    arguments: tuple[Any, ...] = (folder, numbers, "fork")
+    if start == "exec" or not _import_for_ranks(folder):
         entrypoint = sys.executable
         listed = ",".join(map(str, numbers))
-        arguments = ("-u", "-m", "benchmarks.rank.worker", str(folder.path), listed)
+        arguments = ("-u", "-m", "benchmarks.rank.worker", str(folder), listed)
     spec = WorkerSpec(
         role="rank",
         local_world_size=len(numbers),
@@ -168,8 +170,10 @@ def run(
         args=arguments,
     )
     try:
-        result = RankAgent(spec, folder, numbers).run()
-    except RankEnded:
+        result = RankAgent(spec, CellFolder(folder), numbers).run()
+    except RankEnded as ended:
+        with contextlib.suppress(OSError):  # a full disk: the log may have it
+            keep(ended.args[0])
         return 1
     except SignalException as error:
         signal.signal(error.sigval, signal.SIG_DFL)
@@ -198,7 +202,7 @@ def _import_for_ranks(folder: Path) -> bool:
 
 
 class RankEnded(Exception):
-    """A rank ended that should not have."""
+    """Ranks ended that should not have; holds {number: {"status", "time"}}."""
 
 
 class NoLogFiles(DefaultLogsSpecs):
@@ -256,14 +260,12 @@ class RankAgent(LocalElasticAgent):
         return failed
 
     def _end(self, statuses: Mapping[int, int | None], seen: float) -> NoReturn:
-        """Write down how ranks ended and when that was seen. Raises RankEnded."""
+        """Raise RankEnded, with how ranks ended and when that was seen."""
         print(f"ranks that ended: {statuses}", file=sys.stderr, flush=True)
         failures = {}
         for rank, status in statuses.items():
             failures[str(rank)] = {"status": status, "time": seen}
-        with contextlib.suppress(OSError):  # a full disk: the log may have it
-            self._folder.failures.write_bytes(encoded(failures))
-        raise RankEnded
+        raise RankEnded(failures)
 
 
 class ExitWatcher:
@@ -340,10 +342,12 @@ def be_cell_process(
     of_agent: Iterable[int],
     meeting: RendezvousAddress,
     listener: socket.socket | None,
+    keep: Keep,
 ) -> NoReturn:
     """Be the forked process of a cell, in its own session and environment. Never returns.
 
-    `message` is the launcher's; `of_agent` are descriptors of the host agent.
+    `message` is the launcher's; `of_agent` are descriptors of the host agent; `keep` takes how
+    ranks ended.
     """
     status = 1
     try:
@@ -361,7 +365,7 @@ def be_cell_process(
             reason = f"{', '.join(early)} must be set before torch is imported"
             print(f"ranks start anew: {reason}", file=sys.stderr, flush=True)
         rendezvous = Rendezvous(token, meeting, listener)
-        status = run(folder, message["numbers"], start, rendezvous)
+        status = run(folder.path, message["numbers"], start, rendezvous, keep)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -5,6 +5,7 @@ forks the ranks (benchmarks.rank.cell_process). benchmarks.agent.protocol has th
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -33,7 +34,7 @@ from benchmarks.agent.protocol import (
 from benchmarks.agent.sampler import SamplingProcess
 from benchmarks.agent.scratch import Scratch, is_full, remove_left
 from benchmarks.rank.worker import die_with_parent
-from benchmarks.record import CellFolder, read_lines
+from benchmarks.record import CellFolder, read_lines, write_json
 from benchmarks.record.encoding import decoded
 from benchmarks.record.lines import CLOCK_VARIABLE, now
 from benchmarks.record.safe_files import because
@@ -304,7 +305,6 @@ class RunningCell:
         else:
             self._scratch = Scratch.make(self.token, message["files"])
             self._folder = CellFolder(self._scratch.folder)
-            self._folder.failures = self._scratch.ends
         self._numbers = list(message["numbers"])
         self._states: dict[str, str] = {}
         self._pids: dict[int, int] = {}
@@ -329,7 +329,10 @@ class RunningCell:
                 self._sampling.let_go()
             from benchmarks.rank.cell_process import be_cell_process
 
-            be_cell_process(message, self._folder, of_agent, meeting, listener)
+            keep: Any = functools.partial(write_json, self._folder.failures)
+            if self._scratch:
+                keep = self._scratch.keep_ends
+            be_cell_process(message, self._folder, of_agent, meeting, listener, keep)
         try:
             self.descriptor: int | None = os.pidfd_open(self.pid)  # readable when the process ends
         except OSError:  # the kernel or a container has no such call
@@ -362,7 +365,7 @@ class RunningCell:
             why = f"there is no space left in {self._scratch.folder.parent}"
         elif self._status < 0 and not self._is_asked_to_end:
             why = f"what starts the ranks was ended by {processes.signal_name(self._status)}"
-        ends: dict[str, Any] = decoded(self._scratch.ends.read_bytes() or b"{}")
+        ends = self._scratch.kept_ends()
         if why and not ends:  # the first rank here stands for all
             ends = {str(self._numbers[0]): {"status": None, "time": now()}}
         for end in ends.values():

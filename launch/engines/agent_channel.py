@@ -39,8 +39,8 @@ DESCRIBED_S = 180.0
 # far, is 255.
 NOT_RUN = (1, 2, 126, 127)
 NEEDS = (
-    "; expected hosts with Ringside (engine.folder=) and a Python that has what it needs, "
-    "torch too (engine.python=)"
+    ". What to do: name the folder of Ringside on that host (engine.folder=) and a Python with "
+    "torch and all that Ringside needs (engine.python=)"
 )
 AGENT = ("-m", "benchmarks.rank.host_agent")
 HOST = "{host}"  # in engine.prefix
@@ -184,7 +184,7 @@ class Channel:
         except (OSError, ValueError) as error:
             printed = redact(line[:STDERR_BYTES].decode(errors="replace"))
             quoted = f"'{one_line(printed, MOST_QUOTED)}'"
-            self.wrong = f"it said {quoted}, which no agent says ({redact(str(error))})"
+            self.wrong = f"it sent {quoted}, which is no message of an agent ({redact(str(error))})"
             if reader.longest == LONGEST_BEFORE_READY:
                 self.wrong = (
                     f"its login printed {quoted} and must print nothing. What to do: move what "
@@ -260,7 +260,7 @@ def refusing_gone_agents(name: str, status: int | None = None) -> Iterator[None]
         needs = ""
         if status in NOT_RUN:
             needs = NEEDS
-        raise Refused(f"nodes={name}: no agent serves there: {error}{needs}") from None
+        raise Refused(f"nodes={name}: no agent runs there: {error}{needs}") from None
     except OSError as error:
         raise Refused(f"nodes={name}: its agent could not be started: {error}") from None
 

@@ -162,7 +162,7 @@ class HostsEngine:
                 while part.port is None:
                     time.sleep(0.01)
                     if part.why or time.monotonic() > deadline:
-                        why = part.why or "it did not say where its ranks meet"
+                        why = part.why or "it did not say at which port its ranks meet"
                         raise OSError(f"host {part.host.name}: {why}")
                     if not part.host.answers(self._limits.lost_after_s):
                         raise AgentGone(f"host {part.host.name} is lost")
@@ -334,7 +334,7 @@ class HostsJob:
             time.sleep(0.01)
             waiting = self._not_stopped()
         for part in waiting:
-            part.host.is_lost(f"its agent did not end the processes of a cell in {LAST_S:g} s", 0.0)
+            part.host.is_lost(f"its agent did not end its processes within {LAST_S:g} s", 0.0)
         survivors: list[int] = []
         ends = {}
         for part in self._parts:

@@ -81,7 +81,7 @@ class LocalEngine:
             return ProfiledJob(command, folder, token, environment, self._profiler_grace_s)
         if self._agent and processes.state(self._agent.pid) == "stopped":
             self.close()
-            raise AgentGone("the agent that starts ranks was stopped (SIGSTOP) between two cells")
+            raise AgentGone("the agent that starts ranks was stopped (SIGSTOP) between two runs")
         job = ServedJob(token)
         with contextlib.ExitStack() as sampling:
             if sampled:

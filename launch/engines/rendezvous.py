@@ -115,8 +115,8 @@ def candidates(
         )
     raise Refused(
         f"host {first.name} has no address but {', '.join(public)}, which is routed to the whole "
-        "internet, and nothing that ranks send is encrypted; expected another interface "
-        "(engine.interface=), or engine.trusted_network=true where a firewall closes this network"
+        "internet, and what ranks send is not encrypted. What to do: name another interface "
+        "(engine.interface=), or add engine.trusted_network=true if a firewall closes this network"
     )
 
 

@@ -69,8 +69,8 @@ def host_names(surrounding: Mapping[str, str]) -> tuple[str, ...]:
     """
     if not surrounding.get(JOB) or not surrounding.get(NODES):
         raise Refused(
-            f"engine=slurm: this is no job of Slurm ({NODES} is not set); start it inside salloc "
-            "or sbatch, or add engine.submit=true, which submits it"
+            f"engine=slurm: this is not inside a Slurm job ({NODES} is not set). What to do: start "
+            "it inside salloc or sbatch, or add engine.submit=true to submit it"
         )
     try:
         return _names(surrounding[NODES], tuple(surrounding.items()))
@@ -126,18 +126,20 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
     """
     if surrounding.get(JOB):
         raise Refused(
-            f"engine.submit=true: this is inside job {surrounding[JOB]} of Slurm; possible here: "
-            "the command without it"
+            f"engine.submit=true: this is already inside Slurm job {surrounding[JOB]}. What to do: "
+            "leave engine.submit out"
         )
     if not shutil.which("sbatch"):
         raise Refused(
-            "engine.submit=true: there is no program sbatch; expected a host that has Slurm's "
-            "commands"
+            "engine.submit=true: there is no program sbatch. What to do: start it on a machine "
+            "with Slurm's commands"
         )
     try:
         import submitit
     except ImportError:
-        raise Refused("engine.submit=true: needs submitit: pip install '.[slurm]'") from None
+        raise Refused(
+            "engine.submit=true: needs submitit. What to do: pip install '.[slurm]'"
+        ) from None
     engine = configs[0].engine
     parameters = job_parameters(configs)
     folder = _own_folder(configs[0].output_dir)
@@ -200,8 +202,8 @@ def hosts_of_job(configs: Sequence[Config]) -> int:
     most = max(most, len(names))
     if most == 0:
         raise Refused(
-            f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs; "
-            "expected engine.job_nodes=N beside it"
+            f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs. "
+            "What to do: add engine.job_nodes=N"
         )
     return most
 
@@ -218,7 +220,7 @@ def _own_folder(output_dir: str) -> Path:
         raise Refused(f"output_dir={output_dir}: cannot be written: {because(error)}") from None
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise Refused(
-            f"output_dir={output_dir}: others may write {folder}; expected a folder that is "
-            "yours alone"
+            f"output_dir={output_dir}: other users can write to {folder}. What to do: choose a "
+            "folder that only you can write to"
         )
     return folder

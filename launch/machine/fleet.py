@@ -27,7 +27,7 @@ REMEDIES = {
     "Python": "use the same Python on every host (engine.python=)",
     "torch": SAME_TORCH,
     "NCCL": SAME_TORCH,
-    "the GPUs": "leave hosts out of nodes=: a cell has the same GPUs on every host",
+    "the GPUs": "leave hosts out of nodes=: a run has the same GPUs on every host",
     "the NVIDIA driver's branch": "leave hosts out of nodes=, or install the same driver",
 }
 
@@ -74,8 +74,8 @@ class Host:
                     reason = f"it is of commit {there}, and this is {here}"
             raise Refused(
                 f"host {name}: what it says of itself is no description by this Ringside "
-                f"({reason}); expected the same Ringside on every host "
-                "(engine.folder=, engine.python=)"
+                f"({reason}). What to do: use the same Ringside on every host (engine.folder=, "
+                "engine.python=)"
             ) from None
         raise Refused(f"host {name}: {one_line(str(plain['refused']))}")
 

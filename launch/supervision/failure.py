@@ -52,7 +52,7 @@ def overdue(
     missing = [rank for rank in watch.everyone if rank.pid is None]
     if missing and now - opened > start_s:
         names = ", ".join([rank.name for rank in missing])
-        sentence = f"{names} did not report within {start_s:g} s"
+        sentence = f"{names} did not report within {start_s:g} s (engine.start_timeout_s)"
         return Failure("start", missing[0].index, sentence)
     last_seen = 0.0
     all_done = True
@@ -80,7 +80,7 @@ def overdue(
         sentence = f"all ranks are done, and what started them did not end within {start_s:g} s"
         return Failure("hang", None, sentence)
     if now - opened > limits.cell_timeout_s:
-        return f"was not done when the cell's {limits.cell_timeout_s:g} s were over"
+        return f"was not done after {limits.cell_timeout_s:g} s (engine.cell_timeout_s)"
     return None
 
 
@@ -175,7 +175,7 @@ def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
         why = " and wrote no reason"
         if end.why:
             why = f": {end.why}"
-        sentence = f"{rank.name} left with status {status} {where}{why}"
+        sentence = f"{rank.name} ended with status {status} {where}{why}"
         return Failure("exception", rank.index, sentence)
     sentence = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
     if status == -signal.SIGABRT:
@@ -274,5 +274,5 @@ class ResourceSnapshot:
             )
         if now.oom_kills > self.oom_kills and cause in ("killed", "start"):
             cause = "oom"
-            sentences.append("the kernel killed a process for want of memory meanwhile")
+            sentences.append("the kernel killed a process meanwhile because memory was short")
         return dataclasses.replace(failure, cause=cause, message="; ".join(sentences))

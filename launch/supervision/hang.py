@@ -45,7 +45,7 @@ def explain_hang(watch: Watch, what: str) -> Failure:
     )
     if len(hosts) > 1 and all_wait and not suspect.began:
         between = (
-            f"; all wait, so perhaps no data moves between hosts {join_words(hosts)}: look at the "
+            f"; all wait, so perhaps no data moves between hosts {join_words(hosts)}: check the "
             "network between them"
         )
     if rank is None:

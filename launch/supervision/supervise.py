@@ -226,6 +226,6 @@ class Stopping:
         self._requested = True
         # While this thread prints something else, Python forbids a second.
         with contextlib.suppress(RuntimeError):
-            self._console.print("stopping: no further cell is started; what was measured is kept")
+            self._console.print("stopping: no further run is started; what was measured is kept")
         if self._at_once:
             raise KeyboardInterrupt
