@@ -343,9 +343,9 @@ class Config:
         words=("True", "False", "open", "single", "double"),
     )
     on_cpu: dict[str, Any] = option(
-        {}, "of a named study: options of its small form, which CPU workers measure"
+        {}, "of a named study: options of its reduced version for CPU workers"
     )
-    full: bool = option(False, "CPU workers measure a named study in its full form too")
+    full: bool = option(False, "CPU workers run the complete version of a named study")
     repeats: int = option(
         1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000
     )

@@ -1,4 +1,4 @@
-"""A named study has a small form on CPU workers, and what was typed always counts."""
+"""A named study has a reduced version on CPU workers, and what was typed always counts."""
 
 import dataclasses
 import re
@@ -13,7 +13,7 @@ from launch.plan.order import PlannedCell
 
 ROOT = Path(__file__).parent.parent
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
-SMALL = "runs in its small form for CPU workers"
+SMALL = "runs a reduced version on CPU workers"
 MOST_SECONDS = 240  # on an idle machine; composing, the store and the report come in addition
 
 
