@@ -311,7 +311,9 @@ class SweepRun:
             from analysis.findings.health import health  # needs numpy
 
             slow, compared = health(Study.of(every_run), self.config.validity.slow_rank_limit)
-            findings = (*slow, compared, *findings)
+            for line in slow:
+                self.console.print(line, markup=False, style="bold red")
+            self.console.print(compared, markup=False)
         shown = Study.of(self.known, scatters=self.other_studies)
         print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
         status = exit_status(
