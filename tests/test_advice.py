@@ -46,7 +46,8 @@ def advice_on(study, pairs, settings=({},), scores=None, **asked):
     chosen = [Subset(len(members), members=members) for members in pairs]
     request = ForecastRequest(chosen, settings, gpus_of_host=4, every_option=True, **asked)
     several = next(iter(candidates(calibration, request).values()))
-    ranked, _ = rank(calibration, several, scores or held_out_scores(calibration))
+    queries = [candidate.query for candidate in several]
+    ranked, _ = rank(calibration, several, scores or held_out_scores(calibration, queries))
     return ranked
 
 

@@ -25,7 +25,12 @@ from analysis.commands.predict_cells import (
     typed_choices,
 )
 from analysis.console import console
-from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
+from analysis.prediction.calibration_data import (
+    CalibrationData,
+    MeasuredCell,
+    calibrate,
+    matching_cells,
+)
 from analysis.prediction.candidates import (
     Candidate,
     ForecastRequest,
@@ -41,7 +46,6 @@ from analysis.prediction.forecast import (
     way_of,
     why_no_error,
 )
-from analysis.prediction.step_model import matching_cells
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import number
 from analysis.report.table import Column, Table
@@ -51,7 +55,7 @@ from analysis.study.names import of_unit
 from analysis.study.study import open_study
 from analysis.text import count
 
-SAME_CELL = ("workload", "batch_size", "options", "wire", "hosts", "machine", "shares_gpu")
+SAME_KIND = ("workload", "options", "wire", "gpus", "hosts", "machine", "shares_gpu")
 MOST_RANKED = 10
 CAPTION = (
     f"intervals stand below their values: {100 * LEVEL_OF_RUNS:.0f} % of the next run of measured "
@@ -96,9 +100,12 @@ def rank(
     ranked: list[RankedCell] = []
     refused: dict[Candidate, str] = {}
     for candidate in several:
+        query = candidate.query
         measured = []
-        for cell in matching_cells(calibration.timed(), candidate.query, *SAME_CELL):
-            if set(cell.query.members) == set(candidate.query.members) and cell.rate is not None:
+        for cell in matching_cells(calibration.with_step, query, *SAME_KIND):
+            if cell.query.batch_size != query.batch_size:
+                break
+            if set(cell.query.members) == set(query.members) and cell.rate is not None:
                 measured.append(cell)
         if measured:
             ranked.append(_by_runs(candidate, measured))
@@ -184,10 +191,14 @@ def run(arguments: argparse.Namespace) -> int:
         every_option=True,
         **typed_choices(arguments),
     )
-    scores = held_out_scores(calibration)
+    by_workload = candidates(calibration, request)
+    queries = []
+    for several in by_workload.values():
+        queries += [candidate.query for candidate in several]
+    scores = held_out_scores(calibration, queries)
     advices = []
     refused: dict[str, str] = {}
-    for workload, several in candidates(calibration, request).items():
+    for workload, several in by_workload.items():
         try:
             advices.append(rank(calibration, several, scores))
         except ValueError as error:

@@ -241,7 +241,7 @@ def _print_forecasts(
     arguments: argparse.Namespace, study: Study, calibration: CalibrationData, machine: str
 ) -> None:
     """Print the forecasts that are asked for, below a sentence on their machine."""
-    subsets = [Subset(2 * max(cell.ranks for cell in calibration.timed()))]
+    subsets = [Subset(2 * max(cell.ranks for cell in calibration.timed))]
     gpus_of_host = arguments.per_node
     if arguments.gpus is not None:
         subsets = read_subsets(arguments.gpus, arguments.per_node)
@@ -258,7 +258,7 @@ def _print_forecasts(
     for several in candidates(calibration, request).values():
         for candidate in several:
             queries.append(candidate.query)
-    scores = held_out_scores(calibration)
+    scores = held_out_scores(calibration, queries)
     if arguments.net is not None:
         links = replace(calibration.links, network=read_network(arguments.net))
         calibration = replace(calibration, links=links)

@@ -1,12 +1,15 @@
 """What a forecast rests on: the cells of a study with their scatter, and its links."""
 
+import bisect
 import functools
+import heapq
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias, TypeVar
 
 from analysis.prediction import strategies
 from analysis.prediction.distributions import Draws, mean, normal, scaled_normal
@@ -36,7 +39,9 @@ BUSY, LAUNCH = "gpu/busy_ms", "step/launch_ms"
 SIGMA_AT_P95, SIGMA_AT_95 = 1.645, 1.96  # of a normal number: one-sided, and half an interval
 # Scatter between runs where too few cells ran twice: shares, of the cost ms.
 DEFAULT_SCATTER = {STEP: 0.003, BUSY: 0.003, EXCHANGE: 0.03, COST: 0.05}
+Value = TypeVar("Value")
 MOST_MS, MOST_BYTES = 1e9, 1e13  # what a damaged record may say beyond them enters no forecast
+_BETWEEN_KINDS: dict[tuple[int, int], tuple[float, ...]] = {}  # CellQuery.kind
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Moments:
     step_ms: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredCell:
     """The runs of one cell."""
 
@@ -77,7 +82,12 @@ class MeasuredCell:
         return self.query.ranks
 
 
-@dataclass(frozen=True)
+# Cells by CellQuery.kind and batch size, ascending: a cell of thousands is near without a look at
+# the others.
+CellIndex: TypeAlias = Mapping[int, Mapping[int, list[MeasuredCell]]]
+
+
+@dataclass(frozen=True, eq=False)
 class CalibrationData:
     """The measured cells and links of a study."""
 
@@ -86,49 +96,61 @@ class CalibrationData:
     link_class: str | None = None  # the farthest between its GPUs
     machine: str = ""  # that forecasts are for
 
-    def timed(self, workload: Workload | None = None) -> list[MeasuredCell]:
-        """Return the cells with a step time, of one workload or of all."""
-        cells = []
-        for cell in self.cells:
-            if cell.step_ms is not None and workload in (None, cell.query.workload):
-                cells.append(cell)
-        return cells
+    @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What functions keep of it (once)."""
+        return {}
+
+    @functools.cached_property
+    def timed(self) -> list[MeasuredCell]:
+        """The cells with a step time."""
+        return [cell for cell in self.cells if cell.step_ms is not None]
+
+    @functools.cached_property
+    def by_workload(self) -> dict[Workload, list[MeasuredCell]]:
+        """The cells with a step time, of each workload."""
+        cells: dict[Workload, list[MeasuredCell]] = defaultdict(list)
+        for cell in self.timed:
+            cells[cell.query.workload].append(cell)
+        return dict(cells)
 
     @property
     def several(self) -> list[MeasuredCell]:
         """The cells of several ranks with a step time."""
-        return [cell for cell in self.timed() if cell.ranks > 1]
+        return [cell for cell in self.timed if cell.ranks > 1]
 
     @functools.cached_property
-    def with_buckets(self) -> tuple[MeasuredCell, ...]:
+    def with_step(self) -> CellIndex:
+        """The cells with a step time."""
+        return index_of(self.timed)
+
+    @functools.cached_property
+    def with_buckets(self) -> CellIndex:
         """The cells whose buckets a calibration measured."""
-        return tuple(cell for cell in self.cells if cell.buckets)
+        return index_of(cell for cell in self.cells if cell.buckets)
 
     @functools.cached_property
-    def with_moments(self) -> tuple[MeasuredCell, ...]:
+    def with_moments(self) -> CellIndex:
         """The cells whose moments a calibration measured."""
-        return tuple(cell for cell in self.cells if cell.moments)
+        return index_of(cell for cell in self.cells if cell.moments)
 
     @functools.cached_property
-    def with_exchange(self) -> tuple[MeasuredCell, ...]:
+    def with_exchange(self) -> CellIndex:
         """The cells of several ranks with an exchange alone."""
-        cells = []
-        for cell in self.cells:
-            if cell.exchange_ms is not None and cell.ranks > 1:
-                cells.append(cell)
-        return tuple(cells)
+        alone = (cell for cell in self.cells if cell.exchange_ms is not None)
+        return index_of(cell for cell in alone if cell.ranks > 1)
 
     @functools.cached_property
-    def alone_with_cost(self) -> tuple[MeasuredCell, ...]:
-        """The cells of one rank with a cost."""
-        return tuple(cell for cell in self.cells if cell.ranks == 1 and cell.cost_ms is not None)
+    def with_cost(self) -> CellIndex:
+        """The cells with a cost."""
+        return index_of(cell for cell in self.cells if cell.cost_ms is not None)
 
     @property
     def unit(self) -> str:
         """What most cells ran on: a GPU, or a CPU worker."""
         return statistics.mode(cell.query.unit for cell in self.cells)
 
-    @property
+    @functools.cached_property
     def record_ids(self) -> tuple[str, ...]:
         """The records that it rests on."""
         record_ids: list[str] = []
@@ -160,6 +182,97 @@ class CalibrationData:
                 host[gpus] = rate
         links = replace(self.links, curves=tuple(curves), host_gb_per_s=host)
         return replace(self, cells=tuple(cells), links=links)
+
+
+# --- which cells are like a query
+
+
+def index_of(cells: Iterable[MeasuredCell]) -> CellIndex:
+    """Return cells by their kinds and batch sizes."""
+    index: dict[int, dict[int, list[MeasuredCell]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        index[cell.query.kind][cell.query.batch_size].append(cell)
+    return {kind: dict(sorted(batches.items())) for kind, batches in index.items()}
+
+
+def nearest_cells(
+    index: CellIndex, query: CellQuery, unlike: Callable[[CellQuery], Any]
+) -> Iterator[MeasuredCell]:
+    """Yield cells, the nearest to a query first.
+
+    `unlike` says how far a kind of cells lies from it before their distance counts; None: not at
+    all like it.
+    """
+    by_distance: dict[Any, list[Mapping[int, list[MeasuredCell]]]] = defaultdict(list)
+    for batches in index.values():
+        there = next(iter(batches.values()))[0].query
+        first = unlike(there)
+        if first is not None:
+            by_distance[first, _between_kinds(there, query)].append(batches)
+
+    def of_sizes(
+        batches: Mapping[int, list[MeasuredCell]], sizes: Iterable[int]
+    ) -> Iterator[tuple[float, list[MeasuredCell]]]:
+        for size in sizes:
+            yield abs(math.log(size / query.batch_size)), batches[size]
+
+    for _, alike in sorted(by_distance.items(), key=itemgetter(0)):
+        ways = []
+        for batches in alike:
+            sizes = list(batches)
+            middle = bisect.bisect_left(sizes, query.batch_size)
+            ways.append(of_sizes(batches, reversed(sizes[:middle])))
+            ways.append(of_sizes(batches, sizes[middle:]))
+        for _, cells in heapq.merge(*ways, key=itemgetter(0)):
+            yield from cells
+
+
+def matching_cells(index: CellIndex, query: CellQuery, *same: str) -> Iterator[MeasuredCell]:
+    """Yield the cells that equal a query in some of its properties, the nearest first."""
+    wanted = [getattr(query, name) for name in same]
+
+    def unlike(there: CellQuery) -> tuple[()] | None:
+        if [getattr(there, name) for name in same] == wanted:
+            return ()
+        return None
+
+    return nearest_cells(index, query, unlike)
+
+
+def _between_kinds(here: CellQuery, there: CellQuery) -> tuple[float, ...]:
+    """Return how far two queries lie from each other but for their batch sizes, the weightiest
+    difference first.
+    """
+    pair = here.kind, there.kind
+    if pair not in _BETWEEN_KINDS:  # of thousands of cells
+        _BETWEEN_KINDS[pair] = (
+            float(here.shares_gpu != there.shares_gpu),
+            float(here.transport != there.transport),
+            float(here.halves != there.halves),
+            float(len(set(here.options) ^ set(there.options))),
+            float(here.wire != there.wire),
+            float(here.workload != there.workload),
+            abs(math.log(here.ranks / there.ranks)),
+            float(here.machine != there.machine),
+        )
+    return _BETWEEN_KINDS[pair]
+
+
+def once(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return a function of a calibration that is computed once for it and the other arguments."""
+
+    @functools.wraps(function)
+    def kept(calibration: CalibrationData, *of: Hashable) -> Value:
+        key = function.__name__, of
+        if key not in calibration.memo:
+            calibration.memo[key] = function(calibration, *of)
+        value: Value = calibration.memo[key]
+        return value
+
+    return kept
+
+
+# --- the cells and links of a study
 
 
 def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
@@ -351,11 +464,12 @@ def _collective_curve(record: Record) -> TimeCurve | None:
     times: dict[float, float] = {}
     if cell.trains:
         kind = mapping(record.tables.get("bucket_exchange")).get("operation")
-        query = query_of(cell, workload_of(request_of(cell), record.model))
-        # What went there and what came back, as a share of what went there.
-        both_ways = (1 + strategies.return_ratio(query)) / 2
-        for size, time_us in read_bucket_times(record.tables).items():
-            times[size * both_ways] = time_us
+        times = read_bucket_times(record.tables)
+        if times:
+            query = query_of(cell, workload_of(request_of(cell), record.model))
+            # What went there and what came back, as a share of what went there.
+            both_ways = (1 + strategies.return_ratio(query)) / 2
+            times = {size * both_ways: time_us for size, time_us in times.items()}
     else:
         options = cell.benchmark
         if options.get("cuda_graph") or options.get("coalesced", 1) != 1:

@@ -116,7 +116,7 @@ def candidates(
     Settings that choose the same wire count once, and those that do not reach a strategy not at
     all. Strategies have the options that the study has most often, or all of them.
     """
-    queries = [cell.query for cell in calibration.timed()]
+    queries = [cell.query for cell in calibration.timed]
     refuse_unknown_names(request.strategies or (), [cell.query for cell in calibration.cells])
     by_workload: dict[Workload, list[Candidate]] = {}
     of_workload: dict[Workload, list[CellQuery]] = {}

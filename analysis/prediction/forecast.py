@@ -21,10 +21,12 @@ from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
     calibrate,
+    nearest_cells,
+    once,
 )
 from analysis.prediction.distributions import deviation, mean
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
-from analysis.prediction.step_model import LEAST_STEP, distance, rate_share, step_model
+from analysis.prediction.step_model import LEAST_STEP, of_batches, rate_share, step_model
 from analysis.study.conditions import request_of
 from analysis.study.names import of_unit
 from analysis.study.study import Study
@@ -34,6 +36,7 @@ from conf.cell import Cell
 VERSION = 10  # another model has another number: it may forecast otherwise from the same records
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
+MOST_HELD_OUT = 60  # for an interval: further ones change its width by little and take long
 MOST_RATE = 2.0  # no rate is believed that is further above the best value than 0 is below it
 ASSUMED_SCATTER = (
     "no cell ran often enough to show how runs differ: "
@@ -99,14 +102,19 @@ def forecast(
     cost_ms = step_ms - compute_ms
     own_work_ms = min(mean(model.local), max(cost_ms, 0.0))
     null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * compute_ms)
-    images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
+    images = (
+        rate_share(calibration, query.workload, query.strategy)
+        * query.ranks
+        * query.batch_size
+        * 1e3
+    )
     basis = EXTRAPOLATED
-    most_ranks = _most_ranks(calibration, query)
+    most_ranks = _most_ranks(calibration, query.workload)
     if query.ranks <= most_ranks and model.is_measured and not model.why:
         basis = INTERPOLATED
     no_error = why_no_error(query, len(scores))
     sentences = [*model.why, no_error]
-    if not any(cell.scatter_known for cell in calibration.timed(query.workload)):
+    if not _scatter_known(calibration, query.workload):
         sentences.append(ASSUMED_SCATTER)
     if query.ranks > most_ranks:
         sentences.append(NOT_IN_IT)
@@ -172,28 +180,33 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
     """Return the cost of the nearest measured cell, of several ranks or of one, unchanged."""
     if query.strategy == "none":
         return 0.0
-    nearest_cost, least = 0.0, None
-    for cell in calibration.timed():
-        there = cell.query
-        if cell.cost_ms is None or (cell.ranks > 1) != (query.ranks > 1):
-            continue
+
+    def unlike(there: CellQuery) -> tuple[bool, ...] | None:
+        if (there.ranks > 1) != (query.ranks > 1):
+            return None
         if there.strategy != query.strategy and (query.ranks < 2 or there.strategy == "none"):
-            continue
-        unlike = (
+            return None
+        return (
             there.workload != query.workload,
             there.across_hosts != query.across_hosts,
             there.shares_gpu != query.shares_gpu,
             there.strategy != query.strategy,
-            distance(there, query),
         )
-        if least is None or unlike < least:
-            nearest_cost, least = mean(cell.cost_ms), unlike
-    return nearest_cost
+
+    for cell in nearest_cells(calibration.with_cost, query, unlike):
+        if cell.step_ms is not None and cell.cost_ms is not None:
+            return mean(cell.cost_ms)
+    return 0.0
 
 
-def _most_ranks(calibration: CalibrationData, query: CellQuery) -> int:
-    ranks = [cell.ranks for cell in calibration.timed(query.workload)]
-    return max(ranks, default=1)
+@once
+def _most_ranks(calibration: CalibrationData, workload: Workload) -> int:
+    return max((cell.ranks for cell in calibration.by_workload.get(workload, ())), default=1)
+
+
+@once
+def _scatter_known(calibration: CalibrationData, workload: Workload) -> bool:
+    return any(cell.scatter_known for cell in calibration.by_workload[workload])
 
 
 # --- held-out cells
@@ -219,8 +232,9 @@ class HeldOut:
         return self.low <= self.step_ms <= self.high
 
 
-def hold_out(calibration: CalibrationData, way: str) -> list[HeldOut]:
-    """Return the forecast of each valid cell of several ranks from others (HOLDOUTS).
+def hold_out(calibration: CalibrationData, way: str, most: float = math.inf) -> list[HeldOut]:
+    """Return the forecast of each valid cell of several ranks from others (HOLDOUTS), of `most`
+    cells about.
 
     Raises ValueError where there are none.
     """
@@ -234,6 +248,7 @@ def hold_out(calibration: CalibrationData, way: str) -> list[HeldOut]:
     cells = _can_be_held_out(calibration, valid, way)
     if not cells:
         raise ValueError(f"--holdout {way}: {of_unit(needs, calibration.unit)}")
+    cells = cells[:: math.ceil(len(cells) / most) or 1]
     calibrations: dict[tuple[Any, ...], CalibrationData] = {}
     held = []
     for cell in cells:
@@ -308,14 +323,14 @@ def _can_be_held_out(
         return [cell for cell in cells if cell.query.transport != usual]
     if way == BATCH:
         sizes: dict[Workload, set[int]] = defaultdict(set)
-        for cell in calibration.timed():
+        for cell in calibration.timed:
             sizes[cell.query.workload].add(cell.query.batch_size)
         return [cell for cell in cells if len(sizes[cell.query.workload]) > 1]
     if way == MODEL and len({cell.query.workload.model for cell in cells}) < 2:
         return []
     if way == SMALL:  # the CPU bounds many of them, which is suspect
         small, large = [], set()
-        for cell in calibration.timed():
+        for cell in calibration.timed:
             if cell.query.batch_size < LARGE:
                 small.append(cell)
             else:
@@ -347,18 +362,20 @@ def way_of(calibration: CalibrationData, query: CellQuery) -> str:
     """Return how cells are held out, so that as much is unknown as of a query: CONDITION, or BATCH
     where its own batch size was not measured.
     """
-    for cell in calibration.timed(query.workload):
-        if cell.query.batch_size == query.batch_size:
-            return CONDITION
+    if query.batch_size in of_batches(calibration, query.workload):
+        return CONDITION
     return BATCH
 
 
-def held_out_scores(calibration: CalibrationData) -> dict[str, list[float]]:
-    """Return the scores of a calibration's cells by each way that a query may need (way_of)."""
-    scores: dict[str, list[float]] = {CONDITION: [], BATCH: []}
-    for way in scores:
+def held_out_scores(
+    calibration: CalibrationData, queries: Iterable[CellQuery]
+) -> dict[str, list[float]]:
+    """Return the scores of a calibration's cells by each way that queries need (way_of)."""
+    scores: dict[str, list[float]] = {}
+    for way in {way_of(calibration, query) for query in queries}:
+        scores[way] = []
         with contextlib.suppress(ValueError):  # there is nothing to hold out
-            scores[way] = scores_of(hold_out(calibration, way))
+            scores[way] = scores_of(hold_out(calibration, way, MOST_HELD_OUT))
     return scores
 
 
@@ -408,7 +425,7 @@ def scores_by_machine(study: Study) -> Scores:
     with contextlib.suppress(ValueError):  # nothing was measured, or too little
         calibration = calibrate(study)
         for way in (CONDITION, BATCH):
-            for result in hold_out(calibration, way):
+            for result in hold_out(calibration, way, MOST_HELD_OUT):
                 held[_score_key(way, result.cell.query)].append(result)
     return {key: scores_of(results) for key, results in held.items()}
 
@@ -434,7 +451,7 @@ def forecast_before(
     facts = {"version": VERSION, "cells": len(calibration.cells)}
     requested = workload_of(request_of(cell), {})
     workload = None  # with its gradients, which measured cells know
-    for measured in calibration.timed():
+    for measured in calibration.timed:
         there = measured.query.workload
         if workload is not None and there.gradient_bytes <= workload.gradient_bytes:
             continue
@@ -446,7 +463,7 @@ def forecast_before(
     of_way: Sequence[float] = ()
     try:
         query = query_of(cell, workload, link_class, machine)
-        if why_no_error(query, 0) != NOT_SCORED and _most_ranks(calibration, query) > 1:
+        if why_no_error(query, 0) != NOT_SCORED and _most_ranks(calibration, query.workload) > 1:
             of_way = scores.get(_score_key(way_of(calibration, query), query), ())
         prediction = forecast(calibration, query, of_way)
     except ValueError as error:

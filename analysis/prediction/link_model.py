@@ -154,7 +154,7 @@ class LinkModel:
             gpus = ranks // hosts
             gb_per_s, base_us, hop_us = network.host_gb_per_s, BASE_US, HOP_US[DIRECT]
             if gpus > 1:
-                curve = self._nearest_curve(kind, gpus, ExchangeWire(DIRECT, wire.settings), 1)
+                curve = self._nearest_curve(kind, gpus, ExchangeWire(DIRECT, wire.settings))
                 fixed_us, growing_us = _alpha_beta(curve, size_bytes)
                 base_us = max(base_us, fixed_us - hop_us * _ring_steps(kind, curve.ranks))
                 if growing_us > 0:
@@ -171,10 +171,11 @@ class LinkModel:
             share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
             return scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
         parts = kind.split(AND)
-        if not self._has(kind, wire) and all(self._has(part, wire) for part in parts):
+        of_parts = {(part, wire.transport) for part in parts}
+        if (kind, wire.transport) not in self._measured and of_parts <= self._measured:
             times = [self.time(part, size_bytes, ranks, wire, hosts) for part in parts]
             return np.asarray(sum(times))
-        curve = self._nearest_curve(kind, ranks, wire, hosts)
+        curve = self._nearest_curve(kind, ranks, wire, hosts > 1)
         fixed_us, growing_us = _alpha_beta(curve, size_bytes)
         share = BETWEEN_RUNS
         if (curve.ranks, curve.hosts) != (ranks, hosts):
@@ -204,42 +205,53 @@ class LinkModel:
         rate = gpus * alone / (1 + lost * (gpus - 1))
         return scaled_normal(moved_bytes / rate / 1e6, OF_HOST_MEMORY, f"host {gpus}")
 
+    @functools.cached_property
     def with_unit_copies(self) -> "LinkModel":
-        """Return the same with 1 GB/s for copies that were not measured: only ratios of their times
-        mean something. Host memory is taken as shared by all GPUs.
+        """The same with 1 GB/s for copies that were not measured: only ratios of their times mean
+        something. Host memory is taken as shared by all GPUs.
         """
         copies = {DIRECT: 1.0, HOST_MEMORY: 1.0, **self.copies_gb_per_s}
         host = self.host_gb_per_s or {1: 1.0, 2: 1.0}
         return replace(self, copies_gb_per_s=copies, host_gb_per_s=host)
 
-    def _has(self, kind: str, wire: ExchangeWire) -> bool:
-        """Tell whether a collective was measured on a transport, apart from gradients."""
-        for curve in self.curves:
-            same = curve.kind == kind and curve.wire.transport == wire.transport
-            if same and not curve.of_gradients:
-                return True
-        return False
+    @functools.cached_property
+    def _measured(self) -> set[tuple[str, str]]:
+        """The collectives that were measured on each transport, apart from gradients."""
+        return {
+            (curve.kind, curve.wire.transport) for curve in self.curves if not curve.of_gradients
+        }
 
-    def _nearest_curve(self, kind: str, ranks: int, wire: ExchangeWire, hosts: int) -> TimeCurve:
+    @functools.cached_property
+    def _nearest(self) -> dict[tuple[str, int, ExchangeWire, bool], TimeCurve]:
+        """The curves that were looked for, of thousands."""
+        return {}
+
+    def _nearest_curve(
+        self, kind: str, ranks: int, wire: ExchangeWire, across_hosts: bool = False
+    ) -> TimeCurve:
         """Return the curve of a collective that is nearest to what is asked. Raises ValueError."""
-        nearest = None
-        least: tuple[float, ...] = ()
-        for curve in self.curves:
-            same_hosts = (curve.hosts > 1) == (hosts > 1)
-            if curve.kind != kind or not same_hosts or curve.wire.transport != wire.transport:
-                continue
-            distance = (
+        key = kind, ranks, wire, across_hosts
+        if key in self._nearest:
+            return self._nearest[key]
+
+        def distance(curve: TimeCurve) -> tuple[float, ...]:
+            return (
                 curve.wire != wire,
                 curve.of_gradients,
                 abs(math.log(curve.ranks / ranks)),
                 -len(curve.sizes_bytes),
             )
-            if nearest is None or distance < least:
-                nearest, least = curve, distance
-        if nearest is not None:
-            return nearest
+
+        alike = []
+        for curve in self.curves:
+            there = curve.kind, curve.wire.transport, curve.hosts > 1
+            if there == (kind, wire.transport, across_hosts):
+                alike.append(curve)
+        if alike:
+            self._nearest[key] = min(alike, key=distance)
+            return self._nearest[key]
         what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
-        if hosts > 1:
+        if across_hosts:
             what_to_add = " between hosts; add a training cell with nodes=, or describe it by --net"
         raise ValueError(f"no {kind} {wire.way} was measured{what_to_add}")
 

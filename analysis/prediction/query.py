@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from analysis.prediction.link_model import ExchangeWire, requested_wire
 from analysis.study.names import unit
@@ -24,6 +24,7 @@ _NOT_OF_THE_WORK = (
     "server_hosts",
     "model.name",
 )
+Options: TypeAlias = tuple[tuple[str, str], ...]  # of a strategy, with its name
 _KINDS: dict[Hashable, int] = {}
 _OF_OTHERS = ("strategy.", "nccl.", "benchmark.", "declared")
 
@@ -53,7 +54,7 @@ class CellQuery:
 
     workload: Workload
     batch_size: int  # images per rank
-    options: tuple[tuple[str, str], ...]  # of the strategy, with its name
+    options: Options
     wire: ExchangeWire
     gpus: int  # of each host
     hosts: int = 1
@@ -109,7 +110,15 @@ class CellQuery:
     @functools.cached_property
     def kind(self) -> int:
         """A number for all that makes cells unlike, but for their batch sizes."""
-        unlike = (self.shares_gpu, self.wire, self.options, self.workload, self.ranks, self.machine)
+        unlike = (
+            self.shares_gpu,
+            self.wire,
+            self.options,
+            self.workload,
+            self.gpus,
+            self.hosts,
+            self.machine,
+        )
         return _KINDS.setdefault(unlike, len(_KINDS))
 
     @functools.cached_property
@@ -177,7 +186,7 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
     return Workload(request["model.name"], float(gradient_bytes), tuple(rest))
 
 
-def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def options_of(strategy: Mapping[str, Any]) -> Options:
     """Return the options of a strategy as texts, in order of their names."""
     options = []
     for name, value in sorted(strategy.items()):

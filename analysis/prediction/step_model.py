@@ -8,17 +8,24 @@ overlap     the time in which an exchange runs beside backward, which is slower 
 local cost  what the strategy adds to a step of one GPU
 """
 
+import bisect
+import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.prediction.calibration_data import CalibrationData, MeasuredCell
+from analysis.prediction.calibration_data import (
+    CalibrationData,
+    MeasuredCell,
+    matching_cells,
+    nearest_cells,
+    once,
+)
 from analysis.prediction.distributions import (
     Draws,
     average,
@@ -30,7 +37,7 @@ from analysis.prediction.distributions import (
     scaled_normal,
 )
 from analysis.prediction.link_model import HOST_MEMORY, NETWORK
-from analysis.prediction.query import CellQuery
+from analysis.prediction.query import CellQuery, Options, Workload
 from analysis.prediction.strategies import (
     BucketTimes,
     bucket_times,
@@ -48,13 +55,13 @@ FORWARD_SHARE = 1 / 3  # of a step: a backward pass takes twice as long as a for
 MOST_GAMMA = 0.95  # compute always goes on
 # γ before anything was measured: overlap slows compute by 18.9 % on average (arXiv 2507.03114).
 PUBLISHED_GAMMA, PUBLISHED_SPREAD = 0.189, 0.189
+MOST_SEEN = 32  # cells that γ is the mean of, the nearest: more change nothing
 LEAST_STEP = 0.05  # of a step: below it no scatter of a cost takes one
 # Standard deviations as shares.
 OF_TRAFFIC = 0.5  # of γ in proportion to the traffic
 OF_BATCH = 0.1  # of a step in proportion to the batch
 OF_GPUS = 0.003  # between equal GPUs: what four H200s showed
 OF_LAUNCH = 0.2  # of the time to enqueue a step, between cells of one host: what H200 hosts showed
-_BETWEEN_KINDS: dict[tuple[int, int], tuple[float, ...]] = {}  # CellQuery.kind
 Part: TypeAlias = tuple[
     Draws, str
 ]  # and a sentence where something else stands for its measurement
@@ -100,58 +107,27 @@ def replay(
     return Replay(now + tail + update_ms, tail, now - backward_ms, overlap)
 
 
-# --- which cells are like a query
+# --- bare: the step of one GPU
 
 
-def distance(here: CellQuery, there: CellQuery) -> tuple[float, ...]:
-    """Return how far two queries lie from each other, the weightiest difference first."""
-    pair = here.kind, there.kind
-    if pair not in _BETWEEN_KINDS:  # of thousands of cells
-        _BETWEEN_KINDS[pair] = (
-            float(here.shares_gpu != there.shares_gpu),
-            float(here.transport != there.transport),
-            float(here.halves != there.halves),
-            float(len(set(here.options) ^ set(there.options))),
-            float(here.wire != there.wire),
-            float(here.workload != there.workload),
-            abs(math.log(here.ranks / there.ranks)),
-            float(here.machine != there.machine),
-        )
-    return *_BETWEEN_KINDS[pair], abs(math.log(here.batch_size / there.batch_size))
-
-
-def matching_cells(
-    cells: Iterable[MeasuredCell], query: CellQuery, *same: str
-) -> list[MeasuredCell]:
-    """Return the cells that equal a query in some of its properties, the nearest first."""
-    properties = attrgetter(*same)
-    wanted = properties(query)
-    matching = [cell for cell in cells if properties(cell.query) == wanted]
-    return sorted(matching, key=lambda cell: distance(cell.query, query))
-
-
-def by_batch(cells: Iterable[MeasuredCell], query: CellQuery) -> list[list[MeasuredCell]]:
-    """Return the cells of each batch size, the nearest first: with small ones GPUs wait."""
+def by_batch(cells: Iterable[MeasuredCell]) -> dict[int, list[MeasuredCell]]:
+    """Return the cells of each batch size, ascending: with small ones GPUs wait."""
     by_size: dict[int, list[MeasuredCell]] = defaultdict(list)
     for cell in cells:
         by_size[cell.query.batch_size].append(cell)
-    sizes = sorted(by_size, key=lambda size: abs(math.log(size / query.batch_size)))
-    return [by_size[size] for size in sizes]
-
-
-# --- bare: the step of one GPU
+    return dict(sorted(by_size.items()))
 
 
 def bare_step(calibration: CalibrationData, query: CellQuery) -> Part:
     """Return the step of one GPU without the strategy: of the slowest GPU of the query where all
     were measured alone, else of the mean GPU. Raises ValueError for a new workload.
     """
-    cells = calibration.timed(query.workload)
+    cells = calibration.by_workload.get(query.workload)
     if not cells:
         raise ValueError(
             f"model {query.workload}: no cell of the study trains it so, and nothing says its step"
         )
-    of_batch = [cell for cell in cells if cell.query.batch_size == query.batch_size]
+    of_batch = of_batches(calibration, query.workload).get(query.batch_size)
     if of_batch:
         steps, why = _bare_steps(query, of_batch)
     else:
@@ -162,6 +138,12 @@ def bare_step(calibration: CalibrationData, query: CellQuery) -> Part:
         return max(alone, key=mean), why
     step = average(list(steps.values()))
     return step + normal(0.0, OF_GPUS * mean(step), f"GPUs {query.members or query.ranks}"), why
+
+
+@once
+def of_batches(calibration: CalibrationData, workload: Workload) -> dict[int, list[MeasuredCell]]:
+    """Return the cells with a step time of a workload by their batch sizes."""
+    return by_batch(calibration.by_workload.get(workload, ()))
 
 
 def _bare_steps(
@@ -209,11 +191,11 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
     for cell in cells:
         if usable and cell.cpu_bound and cell.busy_ms is not None:
             usable.append(replace(cell, step_ms=cell.busy_ms, cost_ms=constant(0.0)))
-    step, why = _device_step(query, by_batch(usable, query))
+    step, why = _device_step(query, by_batch(usable))
     alike = cells
     for name in ("machine", "strategy"):
-        several = matching_cells(alike, query, name)
-        alike = several or alike
+        wanted = getattr(query, name)
+        alike = [cell for cell in alike if getattr(cell.query, name) == wanted] or alike
     launches_ms: list[float] = []
     for cell in alike:
         launches_ms += cell.launch_ms
@@ -230,19 +212,18 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
     return np.maximum(step, scaled_normal(middle_ms, share, f"launch {query.workload}")), why
 
 
-def _device_step(query: CellQuery, usable: Sequence[Sequence[MeasuredCell]]) -> Part:
-    """Return the step of a batch by cells of other batch sizes, the nearest first."""
+def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]]) -> Part:
+    """Return the step of a batch by the nearest two other batch sizes."""
     if not usable:
         raise ValueError(
             f"batch_size={query.batch_size}: every batch size that was measured waits for the CPU "
             "(cpu_bound), which says nothing of others; add a cell with this one, or with "
             "optimize=graph"
         )
-    sizes: list[int] = []
+    sizes = sorted(usable, key=lambda size: abs(math.log(size / query.batch_size)))[:2]
     steps: list[Draws] = []
-    for nearest in usable[:2]:
-        by_gpu, _ = _bare_steps(query, nearest)
-        sizes.append(nearest[0].query.batch_size)
+    for size in sizes:
+        by_gpu, _ = _bare_steps(query, usable[size])
         steps.append(average(list(by_gpu.values())))
     share = query.batch_size / sizes[0]
     if len(steps) == 1:
@@ -280,7 +261,7 @@ def nearest_exchange(calibration: CalibrationData, query: CellQuery) -> Measured
         same.append("transport")
     if query.ranks < 2:
         return None
-    return next(iter(matching_cells(calibration.with_exchange, query, *same)), None)
+    return next(matching_cells(calibration.with_exchange, query, *same), None)
 
 
 def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTimes:
@@ -293,7 +274,7 @@ def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTime
     ratio = return_ratio(query)
     if nearest is None or nearest.exchange_ms is None:
         return bucket_times(query, sizes, calibration.links, ratio)
-    links = calibration.links.with_unit_copies()
+    links = calibration.links.with_unit_copies
     during, after = bucket_times(query, sizes, links, ratio)
     sizes_there = buckets_of(calibration, nearest.query)
     there, after_there = bucket_times(nearest.query, sizes_there, links)
@@ -341,19 +322,25 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
     """
     if not occupies(query) or query.ranks < 2:
         return constant(0.0), ""
-    alike = []
-    for cell in matching_cells(calibration.cells, query, "workload", "shares_gpu"):
-        if cell.ranks > 1 and occupies(cell.query):
-            alike.append(cell)
-    seen = []
-    for cell in matching_cells(alike, query, "transport"):
+
+    def on(transport: str) -> Iterator[MeasuredCell]:
+        def unlike(there: CellQuery) -> tuple[()] | None:
+            same = there.workload == query.workload and there.shares_gpu == query.shares_gpu
+            if same and there.transport == transport and there.ranks > 1 and occupies(there):
+                return ()
+            return None
+
+        return nearest_cells(calibration.with_cost, query, unlike)
+
+    seen: list[Draws] = []
+    for cell in itertools.islice(on(query.transport), MOST_SEEN):
         seen += _measured_contention(calibration, cell)
     why = ""
     if not seen and query.transport == NETWORK:
         why = f"that over {HOST_MEMORY}, by the bytes that pass in a second"
-        for cell in alike:
+        for cell in itertools.islice(on(HOST_MEMORY), MOST_SEEN):
             share = _bytes_per_ms(calibration, query) / _bytes_per_ms(calibration, cell.query)
-            if cell.query.transport == HOST_MEMORY and share < 1:
+            if share < 1:
                 scale = scaled_normal(share, OF_TRAFFIC, "traffic")
                 for gamma in _measured_contention(calibration, cell):
                     seen.append(scale * gamma)
@@ -372,6 +359,7 @@ def _bytes_per_ms(calibration: CalibrationData, query: CellQuery) -> float:
     return query.sent_bytes / mean(sum(during, after))
 
 
+@once
 def _measured_contention(calibration: CalibrationData, cell: MeasuredCell) -> list[Draws]:
     """Return γ of a cell by what its cost leaves beside local cost and tail; empty without both."""
     local = _cost_on_one_gpu(calibration, cell.query)
@@ -391,9 +379,16 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     alone = _cost_on_one_gpu(calibration, query)
     if alone is not None:
         return alone, ""
-    with_cost = [cell for cell in calibration.several if cell.cost_ms is not None]
-    for nearest in matching_cells(with_cost, query, "same_work", "shares_gpu", "workload"):
-        assert nearest.cost_ms is not None
+
+    def unlike(there: CellQuery) -> tuple[()] | None:
+        same = there.workload == query.workload and there.shares_gpu == query.shares_gpu
+        if same and there.same_work == query.same_work and there.ranks > 1:
+            return ()
+        return None
+
+    for nearest in nearest_cells(calibration.with_cost, query, unlike):
+        if nearest.step_ms is None or nearest.cost_ms is None:
+            continue
         if nearest.query.wire != query.wire:
             gamma, _ = contention(calibration, nearest.query)
         played = _replay_measured(calibration, nearest.query, gamma)
@@ -415,20 +410,35 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
 
 def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | None:
     """Return the cost that one GPU alone showed, at the nearest batch size."""
-    alone: list[MeasuredCell] = []
-    with_cpu_bound: list[MeasuredCell] = []  # whose costs are the scatter of the CPU
-    for cell in matching_cells(calibration.alone_with_cost, query, "workload", "options"):
-        with_cpu_bound.append(cell)
-        if not cell.cpu_bound:
-            alone.append(cell)
-    alone = alone or with_cpu_bound
-    if not alone:
+    by_size = _alone_with_cost(calibration, query.workload, query.options)
+    if not by_size:
         return None
+    sizes = list(by_size)
+    middle = bisect.bisect(sizes, query.batch_size)
+    nearest = min(
+        sizes[max(middle - 1, 0) : middle + 1],
+        key=lambda size: abs(math.log(size / query.batch_size)),
+    )
     costs = []
-    for cell in by_batch(alone, query)[0]:
+    for cell in by_size[nearest]:
         assert cell.cost_ms is not None
         costs.append((cell.cost_ms, deviation(cell.cost_ms)))
     return np.maximum(inverse_variance_mean(costs), 0.0)
+
+
+@once
+def _alone_with_cost(
+    calibration: CalibrationData, workload: Workload, options: Options
+) -> dict[int, list[MeasuredCell]]:
+    """Return the cells of one rank that have a cost, by batch size, ascending."""
+    alone: list[MeasuredCell] = []
+    for cell in calibration.cells:
+        same = cell.query.options == options and cell.query.workload == workload
+        if same and cell.ranks == 1 and cell.cost_ms is not None:
+            alone.append(cell)
+    # The costs of others are the scatter of the CPU.
+    alone = [cell for cell in alone if not cell.cpu_bound] or alone
+    return by_batch(alone)
 
 
 # --- the whole
@@ -458,11 +468,7 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
     step = played.step_ms + local
     if not exchange_of(query).waits:  # a server answers all ranks, one after the other
         step = np.maximum(step, sum(during, after))
-    deviations_ms = []  # of a step between runs of equal cells
-    for cell in calibration.timed(query.workload):
-        assert cell.step_ms is not None
-        deviations_ms.append(cell.between_runs * mean(cell.step_ms))
-    noise = normal(0.0, statistics.median(deviations_ms), "next run")
+    noise = normal(0.0, _between_runs_ms(calibration, query.workload), "next run")
     is_measured = query.ranks < 2 or query.strategy == "none"
     nearest = nearest_exchange(calibration, query)
     if nearest is not None:
@@ -476,13 +482,24 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
     return StepModel(step, bare, local, noise, played, is_measured, why)
 
 
-def rate_share(calibration: CalibrationData, query: CellQuery) -> float:
+@once
+def _between_runs_ms(calibration: CalibrationData, workload: Workload) -> float:
+    """Return the standard deviation of a step between runs of equal cells."""
+    deviations_ms = []
+    for cell in calibration.by_workload[workload]:
+        assert cell.step_ms is not None
+        deviations_ms.append(cell.between_runs * mean(cell.step_ms))
+    return statistics.median(deviations_ms)
+
+
+@once
+def rate_share(calibration: CalibrationData, workload: Workload, strategy: str) -> float:
     """Return images per second, of those that the median step gives: the median of similar cells.
 
     A rate counts every step; a power cap, or servers that answer late, make some much longer.
     """
-    cells = calibration.timed(query.workload)
-    for several in (matching_cells(cells, query, "strategy"), cells):
+    cells = calibration.by_workload[workload]
+    for several in ([cell for cell in cells if cell.query.strategy == strategy], cells):
         shares = []
         for cell in several:
             if cell.step_ms is not None and cell.rate is not None:
