@@ -33,7 +33,7 @@ from analysis.study.study import Study
 from analysis.text import count
 from conf.cell import Cell
 
-VERSION = 10  # another model has another number: it may forecast otherwise from the same records
+VERSION = 11  # another model has another number: it may forecast otherwise from the same records
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
 MOST_HELD_OUT = 60  # for an interval: further ones change its width by little and take long

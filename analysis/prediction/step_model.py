@@ -197,17 +197,24 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
         wanted = getattr(query, name)
         alike = [cell for cell in alike if getattr(cell.query, name) == wanted] or alike
     launches_ms: list[float] = []
-    for cell in alike:
-        launches_ms += cell.launch_ms
+    queue_full = 0
+    for several in by_batch(alike).values():
+        longest_ms = max(launches_ms, default=math.inf)  # with a smaller batch
+        for cell in several:
+            for ms in cell.launch_ms:
+                # Launching takes as long with every batch, but it waits where the queue is full.
+                launches_ms.append(min(ms, longest_ms))
+                queue_full += ms > longest_ms
     if not launches_ms:
         return step, why
     middle_ms = statistics.median(launches_ms)
     spread = statistics.fmean(math.log(ms / middle_ms) ** 2 for ms in launches_ms)
-    share = max(OF_LAUNCH, math.sqrt(spread))
+    values = len(launches_ms) - queue_full
+    share = max(OF_LAUNCH, math.sqrt(spread)) * math.sqrt(1 + 1 / values)
     if middle_ms > mean(step):
         why += (
-            f", where GPUs wait for the CPU: it enqueues a step in {middle_ms:.3g} ms ± "
-            f"{100 * share:.0f} % (median of {count(len(launches_ms), 'value')})"
+            f". GPUs wait for the CPU there, which needs {middle_ms:.0f} ms ± {100 * share:.0f} % "
+            f"to launch a step ({count(values, 'value')})"
         )
     return np.maximum(step, scaled_normal(middle_ms, share, f"launch {query.workload}")), why
 
