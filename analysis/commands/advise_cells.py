@@ -1,7 +1,7 @@
-"""`python -m analysis advise STUDY --gpus 0+1,0+3`: which of several cells is best.
+"""`python -m analysis advise STUDY --gpus 0+1,0+3`: which of several configurations is best.
 
-Cells that were measured count by their runs, others by their forecasts; each has the interval that
-reports and `predict` show of it. Where there is none, nothing is said of which is best.
+What was measured is ranked as in reports (findings/ranking.py), others by their forecasts; each has
+the interval that reports and `predict` show of it. Where there is none, no order is claimed.
 """
 
 import argparse
@@ -18,13 +18,18 @@ from rich.markup import escape
 from analysis.commands.predict_cells import (
     UNTOUCHED,
     add_choices,
+    print_command,
     print_notes,
+    print_table,
     read_nccl,
     read_subsets,
     refuse_absent,
+    shown,
     typed_choices,
 )
 from analysis.console import console
+from analysis.findings.comparisons import comparisons
+from analysis.findings.ranking import FASTEST, TIED, RankedConfiguration, rank_configurations
 from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
@@ -35,6 +40,7 @@ from analysis.prediction.candidates import (
     Candidate,
     ForecastRequest,
     candidates,
+    machine_gpus,
     machine_line,
     studied_settings,
     topology_of,
@@ -42,7 +48,8 @@ from analysis.prediction.candidates import (
 from analysis.prediction.forecast import (
     LEVEL,
     forecast,
-    held_out_scores,
+    held_out_cells,
+    scores_of,
     way_of,
     why_no_error,
 )
@@ -50,20 +57,24 @@ from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import number
 from analysis.report.table import Column, Table
 from analysis.study.intervals import LEVEL as LEVEL_OF_RUNS
-from analysis.study.intervals import NOT_KNOWN, Estimate
+from analysis.study.intervals import Estimate
+from analysis.study.measured_numbers import SLOWER, UNKNOWN
 from analysis.study.names import of_unit
 from analysis.study.study import open_study
-from analysis.text import count
+from analysis.text import count, join_words, sentence
 
 SAME_KIND = ("workload", "options", "wire", "gpus", "hosts", "machine", "shares_gpu")
 MOST_RANKED = 10
+NO_VARIATION = "the run-to-run variation is not known (repeats=5 measures it)"
 CAPTION = (
-    f"intervals stand below their values: {100 * LEVEL_OF_RUNS:.0f} % of the next run of measured "
-    f"cells, {100 * LEVEL:.0f} % of forecasts"
+    f"Prediction intervals stand below their values ({100 * LEVEL_OF_RUNS:.0f} % for measured "
+    f"configurations, {100 * LEVEL:.0f} % for forecasts). ~: may be as fast as the best."
 )
 ASYNCHRONOUS = (
     "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
 )
+# {what RankedConfiguration says: whether it may be as fast as the fastest}
+AS_FAST = {TIED: True, SLOWER: False, UNKNOWN: None}
 
 
 @dataclass(frozen=True)
@@ -75,14 +86,26 @@ class RankedCell:
     low: float | None = None
     high: float | None = None
     runs: int = 0  # that were measured; 0: it is a forecast
+    standing: str = ""  # of a measured one in its ranking (findings/ranking.py)
     bounded: bool = False  # the upper end of its interval is the most that is believed
     why: str = ""  # it has no interval, or one that says no order
 
 
-def overlaps(cell: RankedCell, first: RankedCell) -> bool | None:
-    """Tell whether the interval of a cell reaches that of a faster one; None where one of them has
-    none, or has that of other cells.
+def best(ranked: Sequence[RankedCell]) -> RankedCell:
+    """Return the fastest of those that were measured; where it is not known, the highest rate."""
+    for cell in ranked:
+        if cell.standing == FASTEST:
+            return cell
+    return ranked[0]
+
+
+def is_as_fast(cell: RankedCell, first: RankedCell) -> bool | None:
+    """Tell whether a cell may be as fast as the best one; None where it cannot be told.
+
+    Of measured ones their ranking decides, of others whether their intervals reach each other.
     """
+    if cell.standing and first.standing == FASTEST:
+        return AS_FAST.get(cell.standing)
     if cell.high is None or first.low is None or cell.why or first.why:
         return None
     return cell.high >= first.low
@@ -92,10 +115,12 @@ def rank(
     calibration: CalibrationData,
     several: Sequence[Candidate],
     scores: Mapping[str, Sequence[float]],
+    standings: Mapping[str, RankedConfiguration] | None = None,
 ) -> tuple[list[RankedCell], dict[Candidate, str]]:
     """Return the candidates in order of their rates, and {candidate without a forecast: reason}.
 
-    `scores` are those of held_out_scores. Raises ValueError where no candidate has a forecast.
+    `scores` are those of held-out cells by way_of, `standings` the ranked configuration of each
+    record. Raises ValueError where no candidate has a forecast.
     """
     ranked: list[RankedCell] = []
     refused: dict[Candidate, str] = {}
@@ -108,11 +133,11 @@ def rank(
             if set(cell.query.members) == set(query.members) and cell.rate is not None:
                 measured.append(cell)
         if measured:
-            ranked.append(_by_runs(candidate, measured))
+            ranked.append(_by_runs(candidate, measured, standings or {}))
             continue
         of_query = scores[way_of(calibration, candidate.query)]
         try:
-            prediction = forecast(calibration, candidate.query, of_query)
+            prediction = shown(forecast(calibration, query, of_query), query)
         except ValueError as error:
             refused[candidate] = str(error)
             continue
@@ -133,7 +158,11 @@ def rank(
     return ranked, refused
 
 
-def _by_runs(candidate: Candidate, measured: Sequence[MeasuredCell]) -> RankedCell:
+def _by_runs(
+    candidate: Candidate,
+    measured: Sequence[MeasuredCell],
+    standings: Mapping[str, RankedConfiguration],
+) -> RankedCell:
     """Return a cell with the rate of its runs, and the interval of the next one as in reports."""
     runs = 0
     rates = []
@@ -147,15 +176,16 @@ def _by_runs(candidate: Candidate, measured: Sequence[MeasuredCell]) -> RankedCe
         if cell.rate.low is not None and cell.rate.high is not None:
             ends += [cell.rate.low, cell.rate.high]
     rate = statistics.fmean(rates)
+    ranked = standings.get(measured[0].record_ids[0])
+    standing = ""
+    if ranked is not None and len(measured) == 1:
+        standing = ranked.standing
     if len(ends) == 2 * len(measured):
         why = ""
         if lent_by:
-            why = f"too few runs of equal cells are known: the scatter is that of {lent_by}"
-        return RankedCell(candidate, rate, min(ends), max(ends), runs, why=why)
-    why = NOT_KNOWN
-    if runs == 1:
-        why = f"one run each, and {NOT_KNOWN}"
-    return RankedCell(candidate, rate, runs=runs, why=why)
+            why = f"the run-to-run variation is not known; that of {lent_by} is shown"
+        return RankedCell(candidate, rate, min(ends), max(ends), runs, standing, why=why)
+    return RankedCell(candidate, rate, runs=runs, standing=standing, why=NO_VARIATION)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -195,12 +225,18 @@ def run(arguments: argparse.Namespace) -> int:
     queries = []
     for several in by_workload.values():
         queries += [candidate.query for candidate in several]
-    scores = held_out_scores(calibration, queries)
+    held = held_out_cells(calibration, queries)
+    scores = {way: scores_of(results) for way, results in held.items()}
+    standings: dict[str, RankedConfiguration] = {}
+    for ranking in rank_configurations(study, comparisons(study)):
+        for configuration in ranking.configurations:
+            for record in configuration.runs.records:
+                standings[record.record_id] = configuration
     advices = []
     refused: dict[str, str] = {}
     for workload, several in by_workload.items():
         try:
-            advices.append(rank(calibration, several, scores))
+            advices.append(rank(calibration, several, scores, standings))
         except ValueError as error:
             refused[str(workload)] = str(error)
     if not advices:
@@ -216,6 +252,10 @@ def run(arguments: argparse.Namespace) -> int:
     console().print(machine, soft_wrap=True, markup=False)
     for ranked, omitted in advices:
         _print_advice(ranked, omitted)
+        first = best(ranked)
+        if first.standing != FASTEST:
+            gpus = machine_gpus(study, calibration.machine)
+            print_command(first.candidate, gpus, Path(arguments.study), first.runs > 0)
     for model, why in refused.items():
         console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
     return 0
@@ -247,7 +287,7 @@ def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str])
                 "high": cell.high,
                 "runs": cell.runs,
                 "high_is_bounded": cell.bounded,
-                "as_fast_as_the_first": overlaps(cell, ranked[0]),
+                "as_fast_as_the_first": is_as_fast(cell, best(ranked)),
             }
         )
     query = ranked[0].candidate.query
@@ -269,16 +309,16 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
         Column("batch_size", "batch", kind="count"),
         Column("nccl", "NCCL"),
         Column("images_per_second", "images/s", kind="rate", bounded=True),
-        Column("behind", "to the first"),
+        Column("behind", "vs. best"),
         Column("source", "from"),
     )
     out = console()
     out.print(f"[bold]{escape(str(query.workload))}[/bold]")
-    out.print(Table.of("forecasts", CAPTION, columns, _advice_rows(ranked)).to_rich())
+    out.print(_advice_sentences(ranked), soft_wrap=True)
+    print_table(Table.of("forecasts", CAPTION, columns, _advice_rows(ranked)))
     rest = len(ranked) - MOST_RANKED
     if rest > 0:
-        out.print(f"… and {count(rest, 'more cell')} below (--json has all)")
-    out.print(_advice_sentences(ranked), soft_wrap=True)
+        out.print(f"… and {count(rest, 'slower configuration')} (--json has all)")
     for why in dict.fromkeys(omitted.values()):
         out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
     notes = []
@@ -289,7 +329,7 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
     for cell in ranked:
         if cell.why:
             notes.append(of_unit(cell.why, query.unit))
-    print_notes(notes)
+    print_notes(notes, MOST_RANKED)
 
 
 def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
@@ -300,6 +340,7 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
         for option, value in query.options:
             values[query.strategy, option].add(value)
     rows = []
+    first = best(ranked)
     for cell in ranked[:MOST_RANKED]:
         query = cell.candidate.query
         strategy = query.strategy
@@ -308,10 +349,12 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
                 strategy += f" {option}={value}"
         nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
         behind = "–"
-        is_alike = overlaps(cell, ranked[0])
-        if is_alike is not None:
-            behind = number(cell.rate / ranked[0].rate - 1, "change")
-        if is_alike and cell is not ranked[0]:
+        is_alike = is_as_fast(cell, first)
+        if cell is first:
+            behind = "best"
+        elif is_alike is not None:
+            behind = number(cell.rate / first.rate - 1, "change")
+        if is_alike and cell is not first:
             behind += " ~"
         source = "forecast"
         if cell.runs:
@@ -340,26 +383,34 @@ def _members(cell: RankedCell) -> str:
 
 
 def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
-    """Return what the table of an advice says, in words; of cells without intervals no order."""
-    first, query = ranked[0], ranked[0].candidate.query
-    many = "s" * (len(query.members) > 1)
-    on = f"{query.unit}{many} {_members(first)}"
+    """Return which configuration is best, in words; without intervals no order is claimed."""
+    first = best(ranked)
+    query = first.candidate.query
+    strategy = query.strategy
+    on = f"{query.unit}{'s' * (len(query.members) > 1)} {_members(first)}"
     if len({cell.candidate.query.batch_size for cell in ranked}) > 1:
         on += f" with batch {query.batch_size}"
-    how = "forecast"
-    if first.runs:
-        how = "measured"
-    rate = number(first.rate, "rate")
-    cell_words = f"{query.strategy} on {on}: {rate} images/s, {how}."
-    if len(ranked) > 1 and first.why:
-        why = of_unit(first.why, query.unit)
-        return f"Which is best cannot be told: {why}. Highest is {cell_words}"
-    sentences = [f"First is {cell_words}"]
-    reached = [overlaps(cell, first) for cell in ranked[1:]]
-    for cells, why in (
-        (reached.count(True), "cannot be told from it (~): intervals overlap"),
-        (reached.count(None), "cannot be compared: without an interval of equal cells"),
-    ):
-        if cells:
-            sentences.append(f"{count(cells, 'cell')} {why}.")
+    configuration = f"{strategy} on {on}, {number(first.rate, 'rate')} images/s"
+    reached: dict[bool, list[bool | None]] = {True: [], False: []}  # of measured ones, of forecasts
+    for cell in ranked:
+        if cell is not first:
+            reached[cell.runs > 0].append(is_as_fast(cell, first))
+    if first.standing == FASTEST:
+        tied = [cell for cell in ranked if cell.standing == TIED]
+        names = [f"{cell.candidate.query.strategy} on {_members(cell)}" for cell in tied]
+        sentences = [f"Fastest measured: {configuration}."]
+        if names:
+            sentences = [f"Fastest measured: {configuration}; tied with {join_words(names, 3)}."]
+    elif len(ranked) > 1 and first.why:
+        why = sentence(of_unit(first.why, query.unit))
+        how = "measured" if first.runs else "forecast"
+        return f"Which is fastest is not known. Highest rate: {configuration} ({how}). {why}"
+    else:
+        how = "measured" if first.runs else "a forecast; measure it before you rely on it"
+        sentences = [f"Best guess: {configuration} ({how})."]
+    for what, of in (("measured configuration", True), ("forecast", False)):
+        if reached[of].count(True) and not (of and first.standing == FASTEST):
+            sentences.append(f"{count(reached[of].count(True), what)} may be as fast (~).")
+        if reached[of].count(None):
+            sentences.append(f"{count(reached[of].count(None), what)} cannot be compared with it.")
     return " ".join(sentences)

@@ -1,13 +1,17 @@
-"""`python -m analysis predict STUDY…`: what cells should give before they run.
+"""`python -m analysis predict STUDY…`: what runs should give before they are measured.
 
-Forecasts stand with their intervals beside a null model. `--holdout condition|size|transport|batch|
-model` forecasts measured cells from the others and says how far off that was. Several folders are
-read as one study. The options that `advise` has too are read here.
+A sentence a requested size, the command that would measure next, and with `--details` the parts of
+each step beside what it would be if nothing changed. `--holdout condition|size|transport|batch|
+model|small` forecasts measured cells from the others and says how far off that was. Several folders
+are read as one study. The options that `advise` has too are read here.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import math
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,31 +21,37 @@ from rich.markup import escape
 from analysis.console import console
 from analysis.prediction.calibration_data import CalibrationData, calibrate
 from analysis.prediction.candidates import (
+    Candidate,
     ForecastRequest,
     candidates,
     machine_gpus,
     machine_line,
 )
 from analysis.prediction.forecast import (
+    ASSUMED_NETWORK,
     FEWEST_HELD_OUT,
     HOLDOUTS,
     LEVEL,
+    Forecast,
     errors_of,
     forecast,
-    held_out_scores,
+    held_out_cells,
     hold_out,
+    scores_of,
     way_of,
 )
 from analysis.prediction.link_model import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset
+from analysis.prediction.recorded_forecast import at_most_alone
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit
 from analysis.study.study import Study, open_study
+from analysis.text import count, sentence
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
-MOST_NOTES = 12
+FIRST_NOTES, MOST_NOTES = 4, 12
 MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
 WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
@@ -50,32 +60,38 @@ GPUS_FORM = (
     "GPUs as 16,64,256"
 )
 NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
-CAPTION = f"{100 * LEVEL:.0f} % intervals stand below their values"
+CAPTION = f"{100 * LEVEL:.0f} % prediction intervals stand below their values."
+PARTS = (
+    "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "
+    "and compute were as in the nearest run"
+)
+LEAST_ERROR = 0.01  # as which a forecast without error bars is rounded
 MS = NumberFormat(decimals=2)
+# The first columns matter most: what does not fit goes to further rows.
 FORECASTS = (
-    Column("cell", "cell"),
+    Column("cell", "configuration"),
     Column("where", "where"),
     Column("step", "step ms", kind=MS, bounded=True),
-    Column("images_per_second", "img/s", kind="rate"),
-    Column("efficiency", "efficiency", kind="share"),
-    Column("cost_ms", "cost ms", kind=MS),
-    Column("tail_ms", "tail", kind=MS),
-    Column("contention_ms", "contention", kind=MS),
-    Column("own_work_ms", "own", kind=MS),
-    Column("null_step_ms", "null's step", kind=MS),
+    Column("images_per_second", "images/s", kind="rate"),
+    Column("efficiency", "efficiency", kind="share", bounded=True),
+    Column("cost_ms", "overhead ms", kind=MS),
+    Column("null_step_ms", "no change ms", kind=MS),
+    Column("tail_ms", "after backward ms", kind=MS),
+    Column("contention_ms", "slowdown ms", kind=MS),
+    Column("own_work_ms", "on one GPU ms", kind=MS),
     Column("basis", "basis"),
 )
 HELD_OUT = (
-    Column("cell", "held-out cell"),
+    Column("cell", "held-out configuration"),
     Column("measured_ms", "step ms", kind=MS),
     Column("step", "forecast", kind=MS, bounded=True),
     Column("error", "error", kind="change"),
-    Column("null_error", "null's", kind="change"),
+    Column("null_error", "no change", kind="change"),
     Column("inside", "inside"),
-    Column("measured_cost_ms", "cost ms", kind=MS),
+    Column("measured_cost_ms", "overhead ms", kind=MS),
     Column("cost_ms", "forecast", kind=MS),
     Column("cost_error", "error", kind="change"),
-    Column("null_cost_error", "null's", kind="change"),
+    Column("null_cost_error", "no change", kind="change"),
 )
 
 
@@ -90,7 +106,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     network = f"the network between hosts where none was measured: {NETWORK_FORM}"
     add("--net", metavar="NET", help=network)
     add("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
-    add("--holdout", choices=HOLDOUTS, help="forecast measured cells from the others")
+    add(
+        "--holdout",
+        choices=HOLDOUTS,
+        help="cross-validate: forecast measured cells from the others",
+    )
+    add("--details", action="store_true", help="the parts of each step, as a table")
     add_choices(parser)
 
 
@@ -254,82 +275,199 @@ def _print_forecasts(
         gpus_of_host=gpus_of_host,
         **typed_choices(arguments),
     )
-    queries = []
-    for several in candidates(calibration, request).values():
-        for candidate in several:
-            queries.append(candidate.query)
-    scores = held_out_scores(calibration, queries)
+    several: list[Candidate] = []
+    for of_workload in candidates(calibration, request).values():
+        several += of_workload
+    held = held_out_cells(calibration, [candidate.query for candidate in several])
     if arguments.net is not None:
         links = replace(calibration.links, network=read_network(arguments.net))
         calibration = replace(calibration, links=links)
-    answers, rows, notes = _forecasts(calibration, queries, scores)
-    refused = [answer["refused"] for answer in answers if "refused" in answer]
-    if len(refused) == len(queries):
-        raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
+    predictions: dict[Candidate, Forecast] = {}
+    refused: dict[Candidate, str] = {}
+    for candidate in several:
+        query = candidate.query
+        scores = scores_of(held[way_of(calibration, query)])
+        try:
+            predictions[candidate] = shown(forecast(calibration, query, scores), query)
+        except ValueError as error:
+            refused[candidate] = str(error)
+    if not predictions:
+        raise ValueError(f"no forecast of {_where(several[0].query)}: {refused[several[0]]}")
     if arguments.json:
-        held_out = len(scores[way_of(calibration, queries[0])])
-        calibrated = {"cells": len(calibration.cells), "held_out": held_out}
+        answers = [_forecast_json(candidate, predictions, refused) for candidate in several]
+        of_first = len(scores_of(held[way_of(calibration, several[0].query)]))
+        calibrated = {"cells": len(calibration.cells), "held_out": of_first}
         facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
         print(json.dumps({**facts, "forecasts": answers}))
         return
+    out = console()
+    out.print(machine, soft_wrap=True, markup=False)
+    if arguments.details:
+        rows = [_detail_row(candidate, predictions.get(candidate)) for candidate in several]
+        print_table(Table.of("forecasts", f"{CAPTION} {PARTS}.", FORECASTS, rows))
+    else:
+        _print_sentences(predictions)
+    notes = [_no_better(errors_of(results)) for results in held.values()]
+    for candidate, why in refused.items():
+        notes.append(f"no forecast of {candidate.query.strategy}: {why}")
+    for prediction in predictions.values():
+        notes += reversed(prediction.why)
     for subset in subsets:
         if len(subset.members) == 1:
             gpu = subset.members[0]
             notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
-    console().print(machine, soft_wrap=True, markup=False)
-    console().print(Table.of("forecasts", CAPTION, FORECASTS, rows).to_rich())
-    print_notes(notes)
+    print_notes(notes, MOST_NOTES if arguments.details else FIRST_NOTES)
+    gpus = machine_gpus(study, calibration.machine)
+    print_command(next(iter(predictions)), gpus, Path(arguments.study[0]))
 
 
-def _forecasts(
-    calibration: CalibrationData,
-    queries: Sequence[CellQuery],
-    scores: Mapping[str, Sequence[float]],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """Return the forecasts for programs and as rows, and notes on them."""
-    answers: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    notes: list[str] = []
-    for query in queries:
-        row: dict[str, Any] = {
-            "cell": f"{query.workload} · {query.strategy} · {query.batch_size}",
-            "where": _where(query),
-        }
-        if query.ranks > 1 and query.unit == "GPU":
-            row["where"] += f", {query.wire}"
-        answer: dict[str, Any] = {
-            "model": query.workload.model,
-            "strategy": query.strategy,
-            "batch_size": query.batch_size,
-            "gpus": list(query.members) or None,
-            "ranks": query.ranks,
-            "hosts": query.hosts,
-            "wire": str(query.wire),
-        }
-        try:
-            prediction = forecast(calibration, query, scores[way_of(calibration, query)])
-        except ValueError as error:
-            answer["refused"] = str(error)
-            row["basis"] = "no forecast"
-            notes.append(f"no forecast of {query.strategy}: {error}")
-        else:
-            answer["forecast"] = asdict(prediction)
-            row |= answer["forecast"]
-            row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
-            notes += prediction.why
-        answers.append(answer)
-        rows.append(row)
-    return answers, rows, notes
+def shown(prediction: Forecast, query: CellQuery) -> Forecast:
+    """Return a forecast whose interval ends at 100 % efficiency: its draws may lie above that,
+    as one GPU's step is not exactly known either.
+    """
+    if prediction.low is None:
+        return prediction
+    low = at_most_alone(prediction.low, prediction.step_ms, prediction.efficiency, query.ranks)
+    return replace(prediction, low=low)
+
+
+def efficiency_of(prediction: Forecast) -> Estimate:
+    """Return the efficiency of a forecast that is `shown`, with its interval."""
+    alone_ms = prediction.efficiency * prediction.step_ms
+    if prediction.low is None or prediction.high is None:
+        return Estimate(prediction.efficiency)
+    return Estimate(prediction.efficiency, alone_ms / prediction.high, alone_ms / prediction.low)
+
+
+def _forecast_json(
+    candidate: Candidate,
+    predictions: Mapping[Candidate, Forecast],
+    refused: Mapping[Candidate, str],
+) -> dict[str, Any]:
+    query = candidate.query
+    answer: dict[str, Any] = {
+        "model": query.workload.model,
+        "strategy": query.strategy,
+        "batch_size": query.batch_size,
+        "gpus": list(query.members) or None,
+        "ranks": query.ranks,
+        "hosts": query.hosts,
+        "wire": str(query.wire),
+    }
+    if candidate in refused:
+        return answer | {"refused": refused[candidate]}
+    return answer | {"forecast": asdict(predictions[candidate])}
+
+
+def _detail_row(candidate: Candidate, prediction: Forecast | None) -> dict[str, Any]:
+    query = candidate.query
+    where = _where(query)
+    if query.ranks > 1 and query.unit == "GPU":
+        where += f", {query.wire}"
+    row: dict[str, Any] = {"cell": _subject(query), "where": where, "basis": "no forecast"}
+    if prediction is not None:
+        row |= asdict(prediction)
+        row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
+        row["efficiency"] = efficiency_of(prediction)
+        row["basis"] = prediction.basis.replace("_", " ")
+    return row
+
+
+def _subject(query: CellQuery) -> str:
+    return f"{query.workload} · {query.strategy} · batch {query.batch_size}"
+
+
+def _print_sentences(predictions: Mapping[Candidate, Forecast]) -> None:
+    """Print a sentence for each forecast, below what is trained."""
+    by_subject: dict[str, list[str]] = defaultdict(list)
+    for candidate, prediction in predictions.items():
+        line = forecast_sentence(candidate.query, prediction)
+        by_subject[_subject(candidate.query)].append(line)
+    for subject, lines in by_subject.items():
+        console().print(f"[bold]{escape(subject)}[/bold]")
+        for line in lines:
+            console().print(f"  {line}", markup=False)
+
+
+def forecast_sentence(query: CellQuery, prediction: Forecast) -> str:
+    """Return a forecast in words, without digits beyond its error."""
+    efficiency = efficiency_of(prediction)
+    error = LEAST_ERROR
+    if prediction.low is not None and prediction.high is not None:
+        error = (prediction.high - prediction.low) / 2 / prediction.step_ms
+    rate = f"{rounded(prediction.images_per_second, error * prediction.images_per_second)} images/s"
+    best = f"{rounded(100 * prediction.efficiency, 100 * error)} %"
+    where = _where(query)
+    if query.ranks < 2:
+        return f"{where}: about {rate}."
+    if efficiency.low is None or efficiency.high is None:
+        words = f"{where}: about {best} efficiency ({rate}); its error is not known."
+    else:
+        low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
+        word = "expected"
+        if prediction.growth > 1:
+            word = "best case"
+        words = f"{where}: {low} to {high} % efficiency; {word} {best} ({rate})."
+    if prediction.basis == ASSUMED_NETWORK:
+        words += " The network was never measured."
+    return words
+
+
+def rounded(value: float, error: float) -> str:
+    """Return a number without the digits below the first one of its error."""
+    digits = -math.floor(math.log10(max(error, 1e-9)))
+    return f"{round(value, digits):,.{max(digits, 0)}f}"
+
+
+def _no_better(errors: Mapping[str, Any]) -> str:
+    """Return a warning where forecasts of held-out cells were no better than no change."""
+    if errors["step"] is None or errors["step"] < errors["null_step"]:
+        return ""
+    step, null = (number(errors[key], "share") for key in ("step", "null_step"))
+    return (
+        f"Warning: in cross-validation these forecasts were no better than assuming that nothing "
+        f"changes (mean error of the step {step} against {null})"
+    )
+
+
+def print_command(
+    candidate: Candidate, gpus: Sequence[int], study: Path, repeats: bool = False
+) -> None:
+    """Print the command that measures a candidate, or what of it this machine can measure."""
+    query, workload = candidate.query, candidate.query.workload
+    words = ["python launch.py"]
+    if query.across_hosts:
+        words.append("-m nodes=1,2 hosts=FILE gpus=all")
+    elif query.ranks <= len(gpus):
+        words.append(f"gpus={','.join(map(str, query.members or gpus[: query.ranks]))}")
+    else:
+        words.append("-m gpus=scale repeats=3")
+    if workload.requested("model.library") == "python":
+        words.append(f"model.library=python model.builder={workload.requested('model.builder')}")
+    else:
+        words.append(f"model={workload.model}")
+    words.append(f"strategy={query.strategy} batch_size={query.batch_size}")
+    words += [f"{name}={workload.requested(name)}" for name in WORK]
+    for name, value in candidate.nccl:
+        words.append(f"nccl.{name.removeprefix('NCCL_').lower()}={value}")
+    folder = study.absolute()
+    words.append(f"output_dir={shlex.quote(str(folder.parent))} study={shlex.quote(folder.name)}")
+    if repeats:
+        words[0] += " -m"
+        words.append("repeats=5")
+    out = console()
+    out.print("Measure next:")
+    out.print(f"  {' '.join(words)}", soft_wrap=True, markup=False)
 
 
 def _where(query: CellQuery) -> str:
-    """Return the GPUs of a query: `gpus 0,1`, or how many on how many hosts."""
+    """Return the GPUs of a query: `GPUs 0,1`, or how many on how many hosts."""
     if query.members:
-        return "gpus " + ",".join(map(str, query.members))
-    many = f"{query.ranks} {query.unit}s"
+        return f"{query.unit}{'s' * (query.ranks > 1)} {','.join(map(str, query.members))}"
+    many = count(query.ranks, query.unit)
     if query.hosts == 1:
         return many
-    return f"{many}, {query.hosts} hosts"
+    return f"{many} on {query.hosts} hosts"
 
 
 def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData) -> None:
@@ -374,38 +512,65 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
             row |= {"measured_cost_ms": result.cost_ms, "cost_ms": prediction.cost_ms}
             row["cost_error"] = prediction.cost_ms / result.cost_ms - 1
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
-    out = console()
-    out.print(Table.of("forecasts", CAPTION, HELD_OUT, rows).to_rich())
+    print_table(Table.of("forecasts", CAPTION, HELD_OUT, rows))
     for line in _error_lines(errors):
-        out.print(line)
-    print_notes(notes)
+        console().print(line)
+    print_notes(notes, MOST_NOTES)
 
 
 def _error_lines(errors: Mapping[str, Any]) -> list[str]:
     """Return how good the forecasts of held-out cells were, in sentences."""
     with_forecast = errors["cells"] - errors["not_forecast"]
-    lines = [f"{with_forecast} of {errors['cells']} held-out cells have a forecast"]
-    for key, what in (
-        ("cost", f"communication cost ({errors['cost_cells']} cells): mean error "),
-        ("step", "step: "),
-    ):
+    lines = [f"{with_forecast} of {errors['cells']} held-out configurations have a forecast."]
+    for key, what in (("cost", f"Overhead ({errors['cost_cells']} of them)"), ("step", "Step")):
         if errors[key] is not None:
-            null = number(errors[f"null_{key}"], "share")
-            lines.append(f"{what}{number(errors[key], 'share')}, the null model's {null}")
+            error, null = number(errors[key], "share"), number(errors[f"null_{key}"], "share")
+            lines.append(f"{what}: mean error {error}; assuming that nothing changes, {null}.")
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:
-        needed = f"{FEWEST_HELD_OUT + 1} held-out cells are needed"
-        lines.append(f"intervals: not enough to state an error; {needed}")
+        needed = f"cross-validation needs {FEWEST_HELD_OUT + 1} measured configurations"
+        lines.append(f"No error bars: {needed}.")
     else:
         share = number(covered / of, "share")
-        lines.append(f"90 % intervals: {covered} of {of} cells inside ({share})")
+        lines.append(f"90 % prediction intervals: {covered} of {of} inside ({share}).")
     return lines
 
 
-def print_notes(notes: Sequence[str]) -> None:
-    """Print each note once, the first MOST_NOTES of them."""
-    out, several = console(), list(dict.fromkeys(notes))
-    for note in several[:MOST_NOTES]:
-        out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)
-    if len(several) > MOST_NOTES:
-        out.print(f"… {len(several) - MOST_NOTES} more (--json has all)")
+def print_table(table: Table) -> None:
+    """Print a table; what does not fit the terminal follows in further ones, whose rows are the
+    same. Numbers and headings are never cut.
+    """
+    people = table.for_people
+    out = console()
+    if not people.rows:
+        out.print(people.to_rich())
+        return
+    widths = []
+    for index, column in enumerate(people.columns):
+        lengths = [len(column.heading)]
+        for row in people.rows:
+            lengths += map(len, column.texts(row[index]))
+        width = max(lengths)
+        if column.is_text:
+            width = max(len(column.heading), min(width, out.width // 3))  # its texts can be folded
+        widths.append(width + 2)
+    parts: list[list[int]] = [[0]]
+    for index in range(1, len(widths)):
+        if sum(widths[at] for at in parts[-1]) + widths[index] > out.width - 1:
+            parts.append([0])
+        parts[-1].append(index)
+    for part in parts:
+        columns = tuple(people.columns[index] for index in part)
+        rows = tuple(tuple(row[index] for index in part) for row in people.rows)
+        caption = people.caption if part is parts[0] else ""
+        out.print(replace(people, caption=caption, columns=columns, rows=rows).to_rich())
+
+
+def print_notes(notes: Iterable[str], most: int) -> None:
+    """Print the first notes, each once."""
+    out = console()
+    several = list(dict.fromkeys(filter(None, notes)))
+    for note in several[:most]:
+        out.print(f"[bold]·[/bold] {escape(sentence(note))}", soft_wrap=True)
+    if len(several) > most:
+        out.print(f"… {count(len(several) - most, 'more note')} (--details, --json)")

@@ -80,7 +80,7 @@ def machine_line(study: Study, first: Study, machine: str) -> str:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:
-        words += f", of {len(machines)} machines the one where most cells of {first.name} ran"
+        words += f", where most runs of {first.name} ran ({len(machines)} machines in all)"
     return f"{words}."
 
 

@@ -30,7 +30,6 @@ from analysis.prediction.step_model import LEAST_STEP, of_batches, rate_share, s
 from analysis.study.conditions import request_of
 from analysis.study.names import of_unit
 from analysis.study.study import Study
-from analysis.text import count
 from conf.cell import Cell
 
 VERSION = 11  # another model has another number: it may forecast otherwise from the same records
@@ -39,14 +38,14 @@ FEWEST_HELD_OUT = 10
 MOST_HELD_OUT = 60  # for an interval: further ones change its width by little and take long
 MOST_RATE = 2.0  # no rate is believed that is further above the best value than 0 is below it
 ASSUMED_SCATTER = (
-    "no cell ran often enough to show how runs differ: "
-    f"{100 * DEFAULT_SCATTER[STEP]:.1f} % of a step is assumed"
+    f"the run-to-run variation was not measured; {100 * DEFAULT_SCATTER[STEP]:.1f} % of a step is "
+    "assumed"
 )
 NOT_IN_IT = (
-    "more GPUs than measured: data loading, stragglers beyond the measured scatter, and networks "
-    "that others share are not in it"
+    "more GPUs than measured: data loading, stragglers and networks shared with other jobs are not "
+    "included"
 )
-NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
+NOT_SCORED = "no error bars: runs on one GPU, or without an exchange, are not cross-validated"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
 ASSUMED_NETWORK = "assumed_network"  # between hosts, as --net describes it
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
@@ -113,14 +112,15 @@ def forecast(
     if query.ranks <= most_ranks and model.is_measured and not model.why:
         basis = INTERPOLATED
     no_error = why_no_error(query, len(scores))
-    sentences = [*model.why, no_error]
+    sentences = list(model.why)
     if not _scatter_known(calibration, query.workload):
         sentences.append(ASSUMED_SCATTER)
+    sentences.append(no_error)
     if query.ranks > most_ranks:
         sentences.append(NOT_IN_IT)
     if query.across_hosts and calibration.links.network is not None:
         basis = ASSUMED_NETWORK
-        sentences.append("the network between hosts was described, not measured")
+        sentences.append("the network between hosts is as --net describes it")
     why = [of_unit(sentence, query.unit) for sentence in sentences if sentence]
     prediction = Forecast(
         step_ms=step_ms,
@@ -172,8 +172,10 @@ def why_no_error(query: CellQuery, held_out: int) -> str:
         return NOT_SCORED
     if held_out >= FEWEST_HELD_OUT:
         return ""
-    cells = count(held_out, "cell")
-    return f"not enough to state an error: {cells} could be held out, {FEWEST_HELD_OUT} are needed"
+    return (
+        f"no error bars: cross-validation needs {FEWEST_HELD_OUT} measured configurations, this "
+        f"study has {held_out}"
+    )
 
 
 def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
@@ -367,16 +369,16 @@ def way_of(calibration: CalibrationData, query: CellQuery) -> str:
     return BATCH
 
 
-def held_out_scores(
+def held_out_cells(
     calibration: CalibrationData, queries: Iterable[CellQuery]
-) -> dict[str, list[float]]:
-    """Return the scores of a calibration's cells by each way that queries need (way_of)."""
-    scores: dict[str, list[float]] = {}
-    for way in {way_of(calibration, query) for query in queries}:
-        scores[way] = []
+) -> dict[str, list[HeldOut]]:
+    """Return forecasts of a calibration's own cells by each way that queries need (way_of)."""
+    held: dict[str, list[HeldOut]] = {}
+    for way in sorted({way_of(calibration, query) for query in queries}):
+        held[way] = []
         with contextlib.suppress(ValueError):  # there is nothing to hold out
-            scores[way] = scores_of(hold_out(calibration, way, MOST_HELD_OUT))
-    return scores
+            held[way] = hold_out(calibration, way, MOST_HELD_OUT)
+    return held
 
 
 def errors_of(held: Sequence[HeldOut]) -> dict[str, Any]:
@@ -446,7 +448,7 @@ def forecast_before(
     try:
         calibration = calibrate(study)
     except ValueError:
-        refused = "no cell of the study with a step time was measured before it"
+        refused = "no run of the study with a step time was measured before it"
         return {"version": VERSION, "cells": 0, "refused": refused}
     facts = {"version": VERSION, "cells": len(calibration.cells)}
     requested = workload_of(request_of(cell), {})
@@ -458,7 +460,7 @@ def forecast_before(
         if (there.model, there.rest) == (requested.model, requested.rest):
             workload = there
     if workload is None:
-        refused = f"no cell of the study that trains {requested} like this was measured before it"
+        refused = f"no run of the study that trains {requested} like this was measured before it"
         return {**facts, "refused": refused}
     of_way: Sequence[float] = ()
     try:

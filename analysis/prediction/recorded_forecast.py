@@ -92,9 +92,18 @@ class RecordedForecast:
         return (
             f"measured {100 * abs(self.error):.{decimals}f} % {word} than forecast: "
             f"{self.measured_ms:.4g} ms instead of {self.step_ms:.4g} ms "
-            f"({self.low:.4g} to {self.high:.4g}; without a fault at most 1 cell in "
+            f"({self.low:.4g} to {self.high:.4g}; without a fault at most 1 run in "
             f"{round(1 / (1 - self.level))} lies outside)"
         )
+
+
+def at_most_alone(low: float, step_ms: float, efficiency: float, ranks: int) -> float:
+    """Return the lower end of the interval of a step in ms as it is shown: of several ranks not
+    below the step of one GPU with the same strategy, which would be more than 100 % efficiency.
+    """
+    if ranks < 2:
+        return low
+    return max(low, min(efficiency, 1.0) * step_ms)
 
 
 def recorded_forecast(record: Record) -> RecordedForecast | None:
@@ -165,11 +174,11 @@ def about_forecasts(records: Iterable[Record]) -> str:
     if not errors:
         return ""
     words = (
-        f"{len(errors)} of {cells} cells before they ran: mean error of the step "
-        f"{100 * fmean(errors):.1f} %, of the null model {100 * fmean(null_errors):.1f} %"
+        f"{len(errors)} of {cells} runs before they ran: mean error of the step "
+        f"{100 * fmean(errors):.1f} %, of assuming no change {100 * fmean(null_errors):.1f} %"
     )
     if judged:
-        words += f"; {outside} of {judged} outside {100 * level:.0f} % intervals"
+        words += f"; {outside} of {judged} outside the {100 * level:.0f} % prediction intervals"
     return words
 
 

@@ -125,7 +125,7 @@ def bare_step(calibration: CalibrationData, query: CellQuery) -> Part:
     cells = calibration.by_workload.get(query.workload)
     if not cells:
         raise ValueError(
-            f"model {query.workload}: no cell of the study trains it so, and nothing says its step"
+            f"model {query.workload}: no run of the study trains it so; its step time is not known"
         )
     of_batch = of_batches(calibration, query.workload).get(query.batch_size)
     if of_batch:
@@ -167,10 +167,13 @@ def _bare_steps(
         alone = without
         if not without:
             alone = with_cost
-            why = "no GPU ran alone: a step is that of several without their cost"
+            why = (
+                f"{query.workload} has no single-GPU run; its compute time is inferred from "
+                "several GPUs"
+            )
     if not alone:
         raise ValueError(
-            f"model {query.workload}: no cell shows its step without a strategy; add a cell with "
+            f"model {query.workload}: no run shows its step without a strategy; add a run with "
             "strategy=none"
         )
     steps: dict[tuple[Any, ...], list[Draws]] = defaultdict(list)
@@ -223,8 +226,8 @@ def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]])
     """Return the step of a batch by the nearest two other batch sizes."""
     if not usable:
         raise ValueError(
-            f"batch_size={query.batch_size}: every batch size that was measured waits for the CPU "
-            "(cpu_bound), which says nothing of others; add a cell with this one, or with "
+            f"batch_size={query.batch_size}: with every measured batch size GPUs wait for the CPU "
+            "(cpu_bound), which says nothing of other sizes; add a run with this one, or with "
             "optimize=graph"
         )
     sizes = sorted(usable, key=lambda size: abs(math.log(size / query.batch_size)))[:2]
@@ -235,7 +238,8 @@ def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]])
     share = query.batch_size / sizes[0]
     if len(steps) == 1:
         step = steps[0] * share * scaled_normal(1.0, OF_BATCH, "batch")
-        return step, f"only batch {sizes[0]} was measured: a step is in proportion to it"
+        why = f"only batch {sizes[0]} was measured; step time is scaled in proportion"
+        return step, why
     slope = (steps[1] - steps[0]) / (sizes[1] - sizes[0])
     line = steps[0] + slope * (query.batch_size - sizes[0])
     # More images take no less time, and at most as much more as they are more.
@@ -243,7 +247,8 @@ def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]])
     side = "beyond"
     if min(sizes) < query.batch_size < max(sizes):
         side = "between"
-    return step, f"batch {query.batch_size} lies {side} {min(sizes)} and {max(sizes)}"
+    why = f"batch {query.batch_size} was not measured; it lies {side} {min(sizes)} and {max(sizes)}"
+    return step, why
 
 
 # --- exchange: the times of the buckets, and their replay
@@ -344,7 +349,7 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
         seen += _measured_contention(calibration, cell)
     why = ""
     if not seen and query.transport == NETWORK:
-        why = f"that over {HOST_MEMORY}, by the bytes that pass in a second"
+        why = f"assuming that over {HOST_MEMORY}, scaled by the bytes per second"
         for cell in itertools.islice(on(HOST_MEMORY), MOST_SEEN):
             share = _bytes_per_ms(calibration, query) / _bytes_per_ms(calibration, cell.query)
             if share < 1:
@@ -352,9 +357,11 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
                 for gamma in _measured_contention(calibration, cell):
                     seen.append(scale * gamma)
     if not seen:
-        why = f"{PUBLISHED_GAMMA:g} ± {PUBLISHED_SPREAD:g}, as published"
+        why = f"assuming {PUBLISHED_GAMMA:.2f} ± {PUBLISHED_SPREAD:.2f} (literature)"
     if why:
-        why = f"γ {query.wire.way} was not measured: {why}"
+        why = (
+            f"the slowdown of compute during communication {query.wire.way} was not measured; {why}"
+        )
     weighted = [(normal(PUBLISHED_GAMMA, PUBLISHED_SPREAD, "slowed"), PUBLISHED_SPREAD)]
     for gamma in seen:
         weighted.append((gamma, deviation(gamma)))
@@ -402,14 +409,14 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
         left = np.maximum(nearest.cost_ms - played.tail_ms - played.contention_ms, 0.0)
         if nearest.query.options == query.options:
             return left, ""
-        return left, f"own work is that of {nearest.label}"
+        return left, f"the overhead of {query.strategy} is assumed to be that of {nearest.label}"
     where = "one GPU"
     if query.shares_gpu or exchange_of(query).gpu_servers:
         where = f"{query.ranks} GPUs"
     raise ValueError(
         of_unit(
-            f"strategy {query.strategy}: no such cell was measured that shows what it adds to a "
-            f"step; add a cell with strategy={query.strategy} on {where}",
+            f"strategy {query.strategy}: its overhead was not measured; add a run with "
+            f"strategy={query.strategy} on {where}",
             query.unit,
         )
     )

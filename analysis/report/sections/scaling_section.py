@@ -11,6 +11,7 @@ from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.prediction.recorded_forecast import (
     about_forecasts,
+    at_most_alone,
     recorded_forecast,
 )
 from analysis.report.charts import (
@@ -373,8 +374,8 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         if forecast is not None and forecast.in_time:
             step_ms, low = forecast.step_ms, forecast.low
             share = finite(record.predicted.get("efficiency"))
-            if share and low is not None and record.cell.world_size > 1:
-                low = max(low, min(share, 1.0) * step_ms)  # never above 100 % efficiency
+            if share and low is not None:
+                low = at_most_alone(low, step_ms, share, record.cell.world_size)
             shown = {"cell": run_name(record), "gpus": gpu_ids(record.cell.members)}
             step = Estimate(step_ms, low, forecast.high)
             rows.append(shown | {"forecast": forecast, "forecast_ms": step})
@@ -383,17 +384,18 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     names = short_names(row["cell"] for row in rows)
     table = Table.of(
         "forecasts",
-        "Each run beside its forecast, and how much longer the measured step is than the forecast "
-        "and than the null model, which says that nothing changes.",
+        "The forecast of each run, made before it, with its prediction interval. The last two "
+        "changes say how much longer the measured step is than the forecast, and than assuming "
+        "that nothing changes.",
         (
-            Column("cell", "cell", lambda row: names[row["cell"]]),
+            Column("cell", "run", lambda row: names[row["cell"]]),
             Column("gpus", "GPUs"),
             Column("step_ms", "step ms", lambda row: row["forecast"].measured_ms, "ms"),
             Column("forecast_ms", "forecast ms", kind="ms", bounded=True),
-            Column("error", "measured against it", lambda row: row["forecast"].error, CHANGE),
+            Column("error", "measured vs. forecast", lambda row: row["forecast"].error, CHANGE),
             Column(
                 "null_error",
-                "against null model",
+                "vs. no change",
                 lambda row: row["forecast"].null_error,
                 CHANGE,
             ),
