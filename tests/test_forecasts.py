@@ -83,7 +83,9 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
     assert answer["records"] == [first.record_id]
     assert (answer["cells"], answer["version"]) == (1, VERSION)
     assert answer["basis"] == "extrapolated" and answer["null_step_ms"] > 0
-    assert answer["low"] is None and "not enough to state an error" in " ".join(answer["why"])
+    assert answer["low"] is None and "no error bars: cross-validation needs 10" in " ".join(
+        answer["why"]
+    )
     assert "unexplained" not in second.validity.codes, "no error was claimed"
 
 
@@ -105,7 +107,7 @@ def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsy
 def test_a_sweep_shows_what_was_predicted(sweep):
     records, printed = read_study(sweep[0])[0], sweep[1]
     assert printed.count("  predicted ") == 1
-    assert "forecast 1 of 2 cells before they ran: mean error of the step " in printed
+    assert "forecast 1 of 2 runs before they ran: mean error of the step " in printed
     run = project(records[-1])
     assert run.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
     values = {name: value for name, value, *_ in run.metrics}
@@ -145,7 +147,7 @@ def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, na
     assert sound.validity.codes == {} and faulty.validity.verdict == "suspect"
     sentence = faulty.validity.codes["unexplained"]
     assert f"{word} than forecast" in sentence
-    assert "without a fault at most 1 cell in 10 lies outside" in sentence
+    assert "without a fault at most 1 run in 10 lies outside" in sentence
     assert sound.predicted["low"] < sound.metrics["step/ms_median"] < sound.predicted["high"]
 
 
@@ -196,9 +198,9 @@ def test_nothing_is_claimed_with_fewer_than_ten_cells():
 def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
     record = planted(calibrated, (1,))
     assert record.predicted["low"] is None and record.predicted["held_out"] == 0
-    words = "cells of one GPU, or without an exchange, are not held out"
+    words = "runs on one GPU, or without an exchange, are not cross-validated"
     assert any(words in sentence for sentence in record.predicted["why"])
-    assert words in judge(record, LIMITS).not_applicable["unexplained"]
+    assert "no error was claimed" in judge(record, LIMITS).not_applicable["unexplained"]
     assert recorded_forecast(record).error == pytest.approx(0, abs=0.01)
 
 
@@ -235,7 +237,7 @@ def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
 
 REFUSED = {
     "no model": ("model", "none", "trains nothing"),
-    "another model": ("model", "alexnet", "no cell of the study that trains alexnet like this"),
+    "another model": ("model", "alexnet", "no run of the study that trains alexnet like this"),
     "another strategy": ("strategy", {"name": "mine"}, "no forecast knows how it sends"),
     "an unknown wire": ("nccl", {"NCCL_P2P_LEVEL": "LOC"}, "over host memory was measured"),
 }
@@ -325,8 +327,8 @@ def test_tables_show_the_forecast_beside_what_was_measured(calibrated):
     narrow = replace(sound, predicted=sound.predicted | ends)
     assert "measured 0.010 % slower than forecast" in judge(narrow, LIMITS).codes["unexplained"]
     words = about_forecasts([slow, sound, make_record()])
-    assert words.startswith("2 of 2 cells before they ran")
-    assert words.endswith("; 1 of 2 outside 90 % intervals")
+    assert words.startswith("2 of 2 runs before they ran")
+    assert words.endswith("; 1 of 2 outside the 90 % prediction intervals")
 
 
 def test_a_forecast_between_two_cells_takes_no_twentieth_of_a_second():

@@ -21,13 +21,13 @@ from analysis.commands.predict_cells import (
     print_command,
     print_notes,
     print_table,
+    print_text,
     read_nccl,
     read_subsets,
     refuse_absent,
     shown,
     typed_choices,
 )
-from analysis.console import console
 from analysis.findings.comparisons import comparisons
 from analysis.findings.ranking import FASTEST, TIED, RankedConfiguration, rank_configurations
 from analysis.prediction.calibration_data import (
@@ -249,7 +249,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
         return 0
     machine = machine_line(study, study, calibration.machine)
-    console().print(machine, soft_wrap=True, markup=False)
+    print_text(escape(machine))
     for ranked, omitted in advices:
         _print_advice(ranked, omitted)
         first = best(ranked)
@@ -257,7 +257,7 @@ def run(arguments: argparse.Namespace) -> int:
             gpus = machine_gpus(study, calibration.machine)
             print_command(first.candidate, gpus, Path(arguments.study), first.runs > 0)
     for model, why in refused.items():
-        console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
+        print_text(escape(f"No advice on {model}: {sentence(why)}"))
     return 0
 
 
@@ -304,30 +304,26 @@ def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str])
 def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]) -> None:
     query = ranked[0].candidate.query
     columns = (
-        Column("gpus", f"{query.unit}s"),
-        Column("strategy", "strategy"),
-        Column("batch_size", "batch", kind="count"),
-        Column("nccl", "NCCL"),
+        Column("configuration", "configuration"),
         Column("images_per_second", "images/s", kind="rate", bounded=True),
         Column("behind", "vs. best"),
         Column("source", "from"),
     )
-    out = console()
-    out.print(f"[bold]{escape(str(query.workload))}[/bold]")
-    out.print(_advice_sentences(ranked), soft_wrap=True)
+    print_text(f"[bold]{escape(str(query.workload))}[/bold]")
+    print_text(escape(_advice_sentences(ranked)))
     print_table(Table.of("forecasts", CAPTION, columns, _advice_rows(ranked)))
     rest = len(ranked) - MOST_RANKED
     if rest > 0:
-        out.print(f"… and {count(rest, 'slower configuration')} (--json has all)")
+        print_text(f"… and {count(rest, 'slower configuration')} (--json has all)")
     for why in dict.fromkeys(omitted.values()):
-        out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
+        print_text(f"Not ranked: {escape(sentence(why))}")
     notes = []
     for cell in ranked[:MOST_RANKED]:
         shown = cell.candidate.query
         if shown.strategy != "none" and not exchange_of(shown).waits:
             notes.append(ASYNCHRONOUS)
     for cell in ranked:
-        if cell.why:
+        if cell.why and cell.why != best(ranked).why:
             notes.append(of_unit(cell.why, query.unit))
     print_notes(notes, MOST_RANKED)
 
@@ -339,15 +335,16 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
         query = cell.candidate.query
         for option, value in query.options:
             values[query.strategy, option].add(value)
-    rows = []
     first = best(ranked)
+    rows = []
     for cell in ranked[:MOST_RANKED]:
         query = cell.candidate.query
-        strategy = query.strategy
+        words = [query.strategy]
         for option, value in query.options:
             if len(values[query.strategy, option]) > 1:
-                strategy += f" {option}={value}"
-        nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
+                words.append(f"{option}={value}")
+        for name, value in cell.candidate.nccl:
+            words.append(f"{name.removeprefix('NCCL_')}={value}")
         behind = "–"
         is_alike = is_as_fast(cell, first)
         if cell is first:
@@ -356,21 +353,24 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
             behind = number(cell.rate / first.rate - 1, "change")
         if is_alike and cell is not first:
             behind += " ~"
-        source = "forecast"
-        if cell.runs:
-            source = count(cell.runs, "run")
         rows.append(
             {
-                "gpus": _members(cell),
-                "strategy": strategy,
-                "batch_size": query.batch_size,
-                "nccl": ", ".join(nccl) or UNTOUCHED,
+                "configuration": f"{_where(cell, ranked)} · {' '.join(words)}",
                 "images_per_second": Estimate(cell.rate, cell.low, cell.high),
                 "behind": behind,
-                "source": source,
+                "source": count(cell.runs, "run") if cell.runs else "forecast",
             }
         )
     return rows
+
+
+def _where(cell: RankedCell, ranked: Sequence[RankedCell]) -> str:
+    """Return the GPUs, and the batch size where that differs between cells."""
+    query = cell.candidate.query
+    where = f"{query.unit}{'s' * (len(query.members) > 1)} {_members(cell)}"
+    if len({other.candidate.query.batch_size for other in ranked}) > 1:
+        where += f" with batch {query.batch_size}"
+    return where
 
 
 def _members(cell: RankedCell) -> str:
@@ -387,27 +387,24 @@ def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
     first = best(ranked)
     query = first.candidate.query
     strategy = query.strategy
-    on = f"{query.unit}{'s' * (len(query.members) > 1)} {_members(first)}"
-    if len({cell.candidate.query.batch_size for cell in ranked}) > 1:
-        on += f" with batch {query.batch_size}"
-    configuration = f"{strategy} on {on}, {number(first.rate, 'rate')} images/s"
+    on = _where(first, ranked)
+    how = "measured" if first.runs else "forecast"
+    configuration = f"{strategy} on {on} ({number(first.rate, 'rate')} images/s, {how})"
     reached: dict[bool, list[bool | None]] = {True: [], False: []}  # of measured ones, of forecasts
     for cell in ranked:
         if cell is not first:
             reached[cell.runs > 0].append(is_as_fast(cell, first))
     if first.standing == FASTEST:
         tied = [cell for cell in ranked if cell.standing == TIED]
-        names = [f"{cell.candidate.query.strategy} on {_members(cell)}" for cell in tied]
-        sentences = [f"Fastest measured: {configuration}."]
+        names = [f"{cell.candidate.query.strategy} on {_where(cell, ranked)}" for cell in tied]
+        sentences = [f"Fastest: {configuration}."]
         if names:
-            sentences = [f"Fastest measured: {configuration}; tied with {join_words(names, 3)}."]
+            sentences = [f"Fastest: {configuration}; tied with {join_words(names, 3)}."]
     elif len(ranked) > 1 and first.why:
         why = sentence(of_unit(first.why, query.unit))
-        how = "measured" if first.runs else "forecast"
-        return f"Which is fastest is not known. Highest rate: {configuration} ({how}). {why}"
+        return f"Which is fastest is not known. Highest rate: {configuration}. {why}"
     else:
-        how = "measured" if first.runs else "a forecast; measure it before you rely on it"
-        sentences = [f"Best guess: {configuration} ({how})."]
+        sentences = [f"Best guess: {configuration}."]
     for what, of in (("measured configuration", True), ("forecast", False)):
         if reached[of].count(True) and not (of and first.standing == FASTEST):
             sentences.append(f"{count(reached[of].count(True), what)} may be as fast (~).")

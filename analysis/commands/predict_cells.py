@@ -70,7 +70,6 @@ MS = NumberFormat(decimals=2)
 # The first columns matter most: what does not fit goes to further rows.
 FORECASTS = (
     Column("cell", "configuration"),
-    Column("where", "where"),
     Column("step", "step ms", kind=MS, bounded=True),
     Column("images_per_second", "images/s", kind="rate"),
     Column("efficiency", "efficiency", kind="share", bounded=True),
@@ -300,10 +299,9 @@ def _print_forecasts(
         facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
         print(json.dumps({**facts, "forecasts": answers}))
         return
-    out = console()
-    out.print(machine, soft_wrap=True, markup=False)
+    print_text(escape(machine))
     if arguments.details:
-        rows = [_detail_row(candidate, predictions.get(candidate)) for candidate in several]
+        rows = [_detail_row(candidate.query, made) for candidate, made in predictions.items()]
         print_table(Table.of("forecasts", f"{CAPTION} {PARTS}.", FORECASTS, rows))
     else:
         _print_sentences(predictions)
@@ -318,7 +316,8 @@ def _print_forecasts(
             notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
     print_notes(notes, MOST_NOTES if arguments.details else FIRST_NOTES)
     gpus = machine_gpus(study, calibration.machine)
-    print_command(next(iter(predictions)), gpus, Path(arguments.study[0]))
+    unknown = max(predictions, key=lambda each: predictions[each].basis == ASSUMED_NETWORK)
+    print_command(unknown, gpus, Path(arguments.study[0]))
 
 
 def shown(prediction: Forecast, query: CellQuery) -> Forecast:
@@ -359,18 +358,16 @@ def _forecast_json(
     return answer | {"forecast": asdict(predictions[candidate])}
 
 
-def _detail_row(candidate: Candidate, prediction: Forecast | None) -> dict[str, Any]:
-    query = candidate.query
-    where = _where(query)
+def _detail_row(query: CellQuery, prediction: Forecast) -> dict[str, Any]:
+    cell = f"{_subject(query)} · {_where(query)}"
     if query.ranks > 1 and query.unit == "GPU":
-        where += f", {query.wire}"
-    row: dict[str, Any] = {"cell": _subject(query), "where": where, "basis": "no forecast"}
-    if prediction is not None:
-        row |= asdict(prediction)
-        row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
-        row["efficiency"] = efficiency_of(prediction)
-        row["basis"] = prediction.basis.replace("_", " ")
-    return row
+        cell += f", {query.wire}"
+    return asdict(prediction) | {
+        "cell": cell,
+        "step": Estimate(prediction.step_ms, prediction.low, prediction.high),
+        "efficiency": efficiency_of(prediction),
+        "basis": prediction.basis.replace("_", " "),
+    }
 
 
 def _subject(query: CellQuery) -> str:
@@ -384,9 +381,9 @@ def _print_sentences(predictions: Mapping[Candidate, Forecast]) -> None:
         line = forecast_sentence(candidate.query, prediction)
         by_subject[_subject(candidate.query)].append(line)
     for subject, lines in by_subject.items():
-        console().print(f"[bold]{escape(subject)}[/bold]")
+        print_text(f"[bold]{escape(subject)}[/bold]")
         for line in lines:
-            console().print(f"  {line}", markup=False)
+            print_text(f"  {escape(line)}")
 
 
 def forecast_sentence(query: CellQuery, prediction: Forecast) -> str:
@@ -450,7 +447,9 @@ def print_command(
     words += [f"{name}={workload.requested(name)}" for name in WORK]
     for name, value in candidate.nccl:
         words.append(f"nccl.{name.removeprefix('NCCL_').lower()}={value}")
-    folder = study.absolute()
+    folder = study
+    if folder.name in ("", ".."):
+        folder = study.resolve()
     words.append(f"output_dir={shlex.quote(str(folder.parent))} study={shlex.quote(folder.name)}")
     if repeats:
         words[0] += " -m"
@@ -514,7 +513,7 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
     print_table(Table.of("forecasts", CAPTION, HELD_OUT, rows))
     for line in _error_lines(errors):
-        console().print(line)
+        print_text(line)
     print_notes(notes, MOST_NOTES)
 
 
@@ -568,9 +567,14 @@ def print_table(table: Table) -> None:
 
 def print_notes(notes: Iterable[str], most: int) -> None:
     """Print the first notes, each once."""
-    out = console()
     several = list(dict.fromkeys(filter(None, notes)))
     for note in several[:most]:
-        out.print(f"[bold]·[/bold] {escape(sentence(note))}", soft_wrap=True)
+        print_text(f"[bold]·[/bold] {escape(sentence(note))}")
     if len(several) > most:
-        out.print(f"… {count(len(several) - most, 'more note')} (--details, --json)")
+        print_text(f"… {count(len(several) - most, 'more note')} (--details, --json)")
+
+
+def print_text(text: str) -> None:
+    """Print sentences: a terminal breaks them between words, a pipe not at all."""
+    out = console()
+    out.print(text, soft_wrap=not out.is_terminal)

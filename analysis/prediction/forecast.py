@@ -173,8 +173,8 @@ def why_no_error(query: CellQuery, held_out: int) -> str:
     if held_out >= FEWEST_HELD_OUT:
         return ""
     return (
-        f"no error bars: cross-validation needs {FEWEST_HELD_OUT} measured configurations, this "
-        f"study has {held_out}"
+        f"no error bars: cross-validation needs {FEWEST_HELD_OUT} measured configurations on "
+        f"several GPUs, this study has {held_out}"
     )
 
 
