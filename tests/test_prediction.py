@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from build import steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scale import steps
 
 from analysis.__main__ import main
 from analysis.commands import predict_cells

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from build import ROOT, make_record
+from build import ROOT, make_record, steps
 
 from analysis.__main__ import main
 from benchmarks.record import CellFolder, Validity, write
@@ -57,24 +57,6 @@ def resumed(folder, cells, report="false"):
     with contextlib.redirect_stdout(said):
         status = sweep.run(requests, [], time.monotonic())
     return status, said.getvalue()
-
-
-def steps(function, *arguments, of=""):
-    """The lines of Python that a call takes, each turn of a loop counted; of functions of a name."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += of in ("", frame.f_code.co_name)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function(*arguments)
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def is_linear(counts, least, middle, most):
