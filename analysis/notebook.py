@@ -115,7 +115,7 @@ class OpenedStudy:
     @property
     def unsaid(self) -> tuple[str, ...]:
         """Return sentences on what the study cannot say, and why."""
-        return self.report.unsaid
+        return tuple(self.report.unsaid)
 
     @property
     def figures(self) -> "dict[str, Figure]":

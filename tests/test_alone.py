@@ -27,11 +27,8 @@ def of_batches(**changes):
 def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
     found, sections = told(tmp_path, of_batches())
     assert not sections.keys() & {"waterfall", "wires", "strategies", "forecasts"}
-    assert sections["scaling"].title == "Rates"
     (table,) = (one for one in sections["scaling"].tables if one.rows)
-    assert table.caption.startswith(
-        "Every cell that was measured, each on one GPU; none says how it scales."
-    )
+    assert "Efficiency" not in table.caption
     assert (
         not {"scaling", "how many"} & {one.heading for one in table.columns if one.shown}
         and len(table.rows) == 3
@@ -39,20 +36,22 @@ def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
     assert [row[0] for row in table.rows] == ["batch 8", "batch 16", "batch 32"], (
         "in whatever order they ran"
     )
-    assert [one.name for one in sections["scaling"].figures] == ["by-option-1"], (
+    assert [one.name for one in found.figures] == ["by-option-1", "topology-1"], (
         "nothing is drawn against numbers of GPUs"
     )
-    assert not any("waterfall=true" in line for one in found.sections for line in one.lines)
+    assert not any("waterfall=true" in command for command in found.unsaid.values())
 
 
-def test_one_cell_of_several_gpus_asks_all_of_it_also_where_it_failed(tmp_path):
-    why = {"cause": "oom", "rank": 1, "message": "out of memory", "log_tail": ""}
-    failed = record(9, [0, 3], 1800.0, state="failed", failure=why)
-    _, sections = told(tmp_path, [*of_batches(), failed])
-    assert (
-        sections.keys() >= {"waterfall", "wires", "strategies"}
-        and sections["scaling"].title == "Scaling"
-    )
+def test_what_was_not_measured_is_one_list_with_a_command_for_each_option(tmp_path):
+    """No section stands empty."""
+    pair = record(9, [0, 3], 1800.0, overrides=["-m", "gpus=0+3", "repeats=1", "study=s"])
+    found, sections = told(tmp_path, [pair])
+    assert not sections.keys() & {"waterfall", "wire-lines", "settings"}
+    commands = dict(zip(found.unsaid.values(), found.unsaid, strict=True))
+    missing = "python launch.py -m gpus=0+3 study=s repeats=5"
+    assert commands[missing] == "Run-to-run variation: every configuration ran once."
+    each = commands["python launch.py -m repeats=1 study=s gpus=each"]
+    assert each.startswith("Efficiency of ") and "Exposed communication of " in each
 
 
 def test_forecasts_made_before_cells_of_one_gpu_are_shown(tmp_path):

@@ -187,7 +187,7 @@ def test_every_second_of_a_cell_is_told(swept, capsys):
     line = r"^time     .* \(\d+ s measuring, .* starting and checking\)$"
     assert re.search(line, done.stdout, re.MULTILINE)
     page = (folder / "default" / "report" / "index.html").read_text()
-    assert "<h2>What the cells cost</h2>" in page
+    assert "<h2>Time that the runs took</h2>" in page
     assert analysis(["seconds", str(folder / "default"), "--json"]) == 0
     (cell,) = json.loads(capsys.readouterr().out)["cells"]
     assert cell["parts"] == found

@@ -65,7 +65,7 @@ def test_a_setting_of_the_shell_is_no_repeat():
     )
     study = Study.of([slow, *PAIRS[1:]])
     assert runs_of([slow, *PAIRS[1:]]) == [1, 2]
-    (sentence,) = [one for one in curves(study).refusals if "asked alike" in one]
+    (sentence,) = [one for one in curves(study).refusals if "equal requests" in one]
     assert "NCCL_P2P_LEVEL (LOC and unset)" in sentence
 
 

@@ -53,17 +53,12 @@ def told(records):
     baselines = Baselines(study)
     against_none = None
     for judged in judged_of(found, main[1]) if main else ():
-        if judged.other_key["strategy.name"] == "none":
+        if judged.first_key["strategy.name"] == "none":
             against_none = judged
     return {
         "findings": without_texts(dataclasses.asdict(found)),
         "main point": main and (main[1].gpus, main[1].key, main[1].rate, main[1].efficiency),
-        "against none": against_none
-        and (
-            against_none.comparison.difference,
-            against_none.comparison.verdict,
-            against_none.is_second,
-        ),
+        "against none": against_none and (against_none.difference, against_none.verdict),
         "baselines": {
             one.record_id: (baselines.facts(one), baselines.efficiency(one)) for one in records
         },

@@ -169,7 +169,7 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(
     assert f"This section was not made: {name} is not run (a record names it, and no YAML" in text
     text = report_again(own, monkeypatch, is_found=False)
     assert f"This section was not made: {name}: cannot be imported (ModuleNotFound" in text
-    assert "## Every cell" in text and not (folder / "tables" / "barriers.csv").exists()
+    assert "## Every run" in text and not (folder / "tables" / "barriers.csv").exists()
     fails = "def section(study, findings):\n    return 1 / 0\n"
     (own.folder / "src" / "my_package" / "barrier" / "section.py").write_text(fails)
     text = report_again(own, monkeypatch)

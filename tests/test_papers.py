@@ -51,7 +51,7 @@ def compiled(folder):
 @pytest.mark.needs("latexmk")
 @pytest.mark.parametrize("study", [*STUDIES, "hostile"])
 def test_every_table_and_figure_compiles(study, tmp_path):
-    content = Report(EVIL, "", (), (), (Section("all", EVIL, tables=hostile()),))
+    content = Report(EVIL, "", (), {}, (Section("all", EVIL, tables=hostile()),))
     if study != "hostile":
         content, _ = examine(DATA / study)
     write(content, tmp_path / "out")

@@ -48,15 +48,13 @@ def written(tmp_path_factory):
 def test_what_differs_comes_first_and_then_the_sections_of_one_study(written):
     text = (written / "report.md").read_text(encoding="utf-8").replace("\u00a0", " ")
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert titles[:3] == ["The finding", "The studies beside each other", "Scaling"]
+    assert titles[:3] == ["The finding", "The studies side by side", "Configurations"]
     facts = {row["fact"]: (row["study_1"], row["study_2"]) for row in rows(written, "differs")}
     assert facts["GPUs"] == ("2 × NVIDIA H200", "4 × NVIDIA H200") and "driver" not in facts
     assert facts["ranks.threads"] == ("16", "32"), "what only the records of the cells say"
     finding = text[text.index("## The finding") : text.index("## The studies")]
-    compared = (
-        "4 × H200 on vm against 2 × H200 on vm, 4 cells: slower in 3, no difference seen in 1."
-    )
-    assert f"{compared} They were not measured in turn" in finding
+    compared = "4 × H200 on vm against 2 × H200 on vm, 4 configurations: slower in 3, no difference seen in 1."
+    assert compared in finding
     cells = rows(written, "cells-1")
     assert {row["runs"] for row in cells} == {"3, 3"}
     for row in cells:
@@ -137,7 +135,7 @@ def test_labels_of_the_user_name_the_studies_and_an_output_dir_gives_its_studies
     assert main(["report", *studies, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["study"] == "before and after"
-    compared = "after against before, 6 cells: cannot tell in 6."
+    compared = "after against before, 6 configurations: cannot tell in 6."
     assert summary["finding"][1].startswith(compared)
     page = Path(summary["report"])
     assert page.parent.parent == tmp_path / "outputs"
@@ -196,7 +194,7 @@ def test_studies_with_nothing_in_common_and_hostile_names_give_a_page(tmp_path):
     other = study(tmp_path / "other", [record(1, [1], 5.0, validity=invalid)])
     content, _ = examine_several([StudyPath(EVIL, first), StudyPath(EVIL + " again", other)])
     page = write(content, tmp_path / "out").read_text(encoding="utf-8")
-    assert "<script>alert" not in page and "have no cell in common" in page
+    assert "<script>alert" not in page and "have no configuration in common" in page
 
 
 @pytest.mark.needs("chromium")

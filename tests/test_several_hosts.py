@@ -219,7 +219,8 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     (said,) = (one for one in content.finding if "network" in one)
     assert said.startswith("2 hosts train 1.65 × the slowest of them alone: an exchange takes 30")
     assert "a's eth0 ↔ b's eth1" in said and "this network limits it" in said
-    assert "(a+b)" in content.finding[0] and "a+b · 2 × 0,1" in content.finding[1]
+    assert "a+b · 2 × 0,1" in content.finding[0]
+    assert any("(a+b)" in line for line in content.finding)
     tables = {one.name: list(csv.DictReader(io.StringIO(one.to_csv()))) for one in content.tables}
     interfaces = [(one["host"], one["interface"], one["gbit_per_s"]) for one in tables["hosts"]]
     assert interfaces == [("a", "eth0", "1.0"), ("b", "eth1", "1.0")]

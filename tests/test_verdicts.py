@@ -304,14 +304,12 @@ def written(number, benchmark, metrics, repeat=0, strategy="none"):
 
 
 def shown(folder, records):
-    """The finding, the lines on differences with the caption of their table, and its rows."""
+    """The finding, the lines on differences, and their table."""
     told, _ = examine(study(folder, records))
     (section,) = [one for one in told.sections if one.anchor == "comparisons"]
-    (table,) = [one.for_people for one in section.tables]
-    headings = [column.heading for column in table.columns]
-    lines = [line.replace("\u00a0", " ") for line in (*section.lines, table.caption)]
-    rows = [dict(zip(headings, row, strict=True)) for row in table.rows]
-    return [line.replace("\u00a0", " ") for line in told.finding], lines, rows
+    (table,) = section.tables
+    lines = [line.replace("\u00a0", " ") for line in section.lines]
+    return [line.replace("\u00a0", " ") for line in told.finding], lines, table
 
 
 def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
@@ -320,11 +318,12 @@ def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
         for slow, (strategy, ms) in enumerate((("nccl_allreduce", 0.87), ("kvstore_device", 1.0))):
             measured = {"comm/exchange_ms": ms * (1 + 0.001 * (repeat - slow) ** 2)}
             made.append(written(2 * repeat + slow, EXCHANGE, measured, repeat, strategy))
-    finding, lines, rows = shown(tmp_path / "study", made)
-    assert finding[-2] == "kvstore_device is 13.0 % (12.5 to 13.5) slower than nccl_allreduce."
-    assert lines[0] == finding[-2]
+    finding, lines, table = shown(tmp_path / "study", made)
+    assert finding[1] == "kvstore_device is 13.0 % (12.5 to 13.5) slower than nccl_allreduce."
+    assert lines[0] == finding[1]
     assert lines[1] == "Compared: exchanges/s (1 ÷ comm/exchange_ms); more is faster."
-    assert "rate" not in rows[0], "one rate needs no column"
+    headings = [column.heading for column in table.for_people.columns]
+    assert "difference" in headings and "rate" not in headings, "one rate needs no column"
 
 
 def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_column(tmp_path):
@@ -335,8 +334,9 @@ def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_c
         (COLLECTIVES | {"calls": "torch"}, {"collectives/busbw_gb_per_s": 290.0}),
     ]
     made = [written(number, *cell) for number, cell in enumerate(cells)]
-    finding, _, rows = shown(tmp_path / "study", made)
+    finding, _, table = shown(tmp_path / "study", made)
+    rows = table.to_json()
     assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
-    assert {row["verdict"] for row in rows} == {"no verdict"}
+    assert {row["verdict"] for row in rows} == {"not tested"} and not table.for_people.rows
     assert not any(" than " in line for line in finding), "single runs give no verdict"
-    assert finding[-1] == "To learn which differences are real, run with repeats=5."
+    assert finding[-1].startswith("To test which differences are significant: ")

@@ -38,12 +38,8 @@ from analysis.findings.study_inputs import (
     same_machine,
 )
 from analysis.report.numbers import central, estimate, number
-from analysis.report.sections.comparisons_section import (
-    differences_table,
-    facts_table,
-    plain_number,
-)
-from analysis.report.sections.comparisons_section import unit_of as unit_of_metric
+from analysis.report.sections.studies_section import differences_table, facts_table, plain_number
+from analysis.report.sections.studies_section import unit_of as unit_of_metric
 from analysis.report.table import Column, Table
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN, of_unit, short_names, unit_of

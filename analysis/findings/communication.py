@@ -36,13 +36,13 @@ MOST_NOISE = 0.5  # of the hidden share, on each side: a wider interval says not
 ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
 # Why one of the two numbers is not claimed.
-NOT_ALONE = "the strategy was not measured on one of its GPUs (gpus=each adds that)"
-EXCHANGES_ALONE = (
-    "this strategy exchanges on one device too, so its own work was not measured alone"
-)
-NO_COST_ALONE = "what the strategy costs on one GPU was not measured (waterfall=true adds that)"
-TOO_FEW_ALONE = "too few runs on one GPU show how far they differ (repeats=5 adds them)"
-MORE_ALONE = "the strategy costs more on one GPU ({alone}) than on {gpus} ({cost})"
+NOT_ALONE = "the strategy was not measured on a single GPU"
+EXCHANGES_ALONE = "this strategy exchanges on one GPU too, so its own work was not measured alone"
+NO_COST_ALONE = "the overhead of the strategy on one GPU was not measured"
+TOO_FEW_ALONE = "the run-to-run variation on one GPU is not known"
+# What measures it.
+REMEDIES = {NOT_ALONE: "gpus=each", NO_COST_ALONE: "waterfall=true", TOO_FEW_ALONE: "repeats=5"}
+MORE_ALONE = "the overhead is larger on one GPU ({alone}) than on {gpus} ({cost})"
 NOT_TIMED = "the exchange alone was not timed"
 MORE_EXPOSED = (
     "more is exposed ({exposed}) than the exchange alone takes ({exchange}): communication also "
@@ -288,16 +288,16 @@ def _median_of_known(values: Iterable[float | None]) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
-def not_claimed(communications: Iterable[Communication]) -> tuple[str, ...]:
-    """Return a sentence for each reason why one of the two numbers is not claimed."""
+def not_claimed(communications: Iterable[Communication]) -> dict[str, str]:
+    """Return {why one of the two numbers is not claimed: the option that measures it}."""
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     for cell in communications:
         if cell.hidden_share is None:
-            quantity = "the hidden share of the exchange"
+            quantity = "Hidden share of the exchange"
             if cell.exposed_ms is None:
-                quantity = "the exposed communication"
+                quantity = "Exposed communication"
             cells[quantity, cell.why].append(f"{cell.label} on {gpu_list(cell.gpus)}")
-    sentences = []
+    sentences = {}
     for (quantity, why), labels_of_cells in cells.items():
-        sentences.append(f"{quantity} of {several(labels_of_cells)}: {why}")
-    return tuple(sentences)
+        sentences[f"{quantity} of {several(labels_of_cells)}: {why}"] = REMEDIES.get(why, "")
+    return sentences

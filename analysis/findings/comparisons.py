@@ -39,6 +39,7 @@ from conf.cell import Member
 
 VERDICTS = (FASTER, SLOWER, NO_DIFFERENCE)
 
+LEAST_RATIO = 1e-12  # of two rates
 PREFIX = "nccl."  # of the names of NCCL's settings in a key
 EXCHANGE = "comm/exchange_ms"
 MOST_VALUES = 8  # of one thing; of more, every one is compared with the first alone
@@ -52,7 +53,7 @@ SINGLE = "a single run gives no verdict (repeats=5 does)"
 FEWEST_TURNS = 5  # of fewer the noise floors tell more than differences within the turns
 FEWEST_EQUAL = 3  # runs of a group, of which one can be called noisy
 TIMES_AS_NOISY = 3  # its interval inside against those of equal runs
-SEPARATE = "one cell was measured before the other: a change of the machine would look the same"
+SEPARATE = "one was measured before the other: a change of the machine would look the same"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,24 @@ class Comparison:
     differing: tuple[str, ...] = ()  # names in the keys that differ
     first_key: Key = field(default_factory=dict)
     second_key: Key = field(default_factory=dict)
+
+    def swapped(self) -> "Comparison":
+        """Return the first cell against the second."""
+        value, low, high = self.difference.value, self.difference.low, self.difference.high
+        ends = []
+        for end in (value, high, low):
+            if end is not None:
+                ends.append(1 / max(1 + end, LEAST_RATIO) - 1)
+        return replace(
+            self,
+            first=self.second,
+            second=self.first,
+            difference=Estimate(*ends),
+            verdict={"faster": "slower", "slower": "faster"}.get(self.verdict, self.verdict),
+            runs=self.runs[::-1],
+            first_key=self.second_key,
+            second_key=self.first_key,
+        )
 
 
 @dataclass(frozen=True)
@@ -408,5 +427,5 @@ def unused_on_cpu_workers(study: Study) -> str:
         if record.cell.device == "cpu":
             settings.add(frozenset(record.cell.nccl.items()))
     if len(settings) > 1:
-        return "what NCCL settings change: CPU workers do not use NCCL"
+        return "Effect of NCCL settings: CPU workers do not use NCCL"
     return ""

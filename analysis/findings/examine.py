@@ -4,6 +4,7 @@ A share is a part of one (0.98), a rate is in images per second. What a study ca
 with a sentence why. A finding names its cell by `gpus` and `key`; `label` is for people.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from analysis.findings.communication import Communication, communication, not_claimed
@@ -22,6 +23,7 @@ from analysis.findings.links import LinkValue, SubsetLinks, link_values, machine
 from analysis.findings.scaling import Scaling, curves
 from analysis.findings.waterfall import Waterfall, waterfalls
 from analysis.findings.wire_lines import WireLine, wire_lines
+from analysis.study.provenance import mapping
 from analysis.study.study import Study
 
 
@@ -39,9 +41,9 @@ class Findings:
     worth: tuple[LinkValue, ...] = ()
     communication: tuple[Communication, ...] = ()
     wire_lines: tuple[WireLine, ...] = ()
-    no_wire_line: str = ""  # where there is none: what is missing and how to plan it
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
-    unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why
+    # {what could not be said and why: the option that measures it, if there is one}
+    unsaid: Mapping[str, str] = field(default_factory=dict)
 
 
 def findings_of(study: Study) -> Findings:
@@ -55,14 +57,20 @@ def findings_of(study: Study) -> Findings:
     values, links = link_values(study, machines), subset_links(study, machines, scaling)
     exposed = communication(study)
     lines, no_line = wire_lines(study, exposed)
-    unsaid = [*unexplained, *not_claimed(exposed), _nothing(study), unused_on_cpu_workers(study)]
+    unsaid = unexplained | not_claimed(exposed) | no_line
+    for sentence in (_nothing(study), unused_on_cpu_workers(study)):
+        unsaid[sentence] = ""
     floors = {of_group.floor for of_group in noise}
     if study.rated and not floors - {None}:
         ran_twice = any(len(runs.records) > 1 for runs in study.rated)
-        cells = "too few cells" if ran_twice else "no cell"
-        unsaid.append(f"how far runs differ: {cells} ran twice (repeats=5 does that)")
-    if not values and any(subset.link_class for subset in links):
-        unsaid.append("what a link is worth: no two equal cells ran over different links")
+        few = "too few repeated runs" if ran_twice else "every configuration ran once"
+        unsaid[f"Run-to-run variation: {few}"] = "repeats=5"
+    classes: set[object] = set()
+    for record in study.records:
+        classes.update(mapping(record.environment.get("links")).values())
+    if not values and len(classes) > 1:
+        unsaid["Cost of slower links: no configuration ran over different links"] = "gpus=classes"
+    unsaid.pop("", None)
     excluded = []
     for record, why in study.left_out:
         excluded.append((record.name, why))
@@ -77,20 +85,19 @@ def findings_of(study: Study) -> Findings:
         worth=values,
         communication=exposed,
         wire_lines=lines,
-        no_wire_line=no_line,
         excluded=tuple(excluded),
-        unsaid=tuple(filter(None, unsaid)),
+        unsaid=unsaid,
     )
 
 
 def _nothing(study: Study) -> str:
     if not study.records:
-        return "anything: it has no record"
+        return "Anything: there is no record"
     if not study.runs:
         count = len(study.records) + len(study.replaced)
-        none = "its one record is not" if count == 1 else f"none of its {count} records is"
-        return f"anything: {none} finished and valid"
+        none = "its one run is not" if count == 1 else f"none of its {count} runs is"
+        return f"Anything: {none} finished and valid"
     if not study.timed:
-        missing = "how it scales" if study.rated else "how it scales, and what is faster"
-        return f"{missing}: no cell measured images per second"
+        missing = "Scaling" if study.rated else "Scaling and speed"
+        return f"{missing}: no run measured images per second"
     return ""

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from conf.cell import Member, counted
 # laws go through N = 1; with as many parameters as other points, any points would fit.
 FEWEST = {"amdahl": 3, "usl": 4}
 NAMES = ("model.name", "strategy.name", "benchmark.name")
+NOT_ALONE = ("no run on a single GPU", "none of its GPUs was measured alone")
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Every curve of a study; `refusals` are sentences on what was not compared and why."""
+    """Every curve of a study; `refusals`: {what was not compared and why: what measures it}."""
 
     curves: tuple[Curve, ...] = ()
-    refusals: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
 
 def curves(study: Study) -> Scaling:
@@ -112,18 +113,17 @@ def curves(study: Study) -> Scaling:
                 without[why].append(f"{name} on {gpu_list(point.gpus)}")
             elif point.world_size > 1 and point.without_baseline:
                 partly.append(f"{name} on {gpu_list(point.gpus)}")
-    refusals = []
+    refusals = {}
     for why, cells in without.items():
-        refusals.append(f"{several(cells)}: no efficiency, because {why}")
+        option = "gpus=each" if why in NOT_ALONE else ""
+        refusals[f"Efficiency of {several(cells)}: {why}"] = option
     if partly:
-        refusals.append(
-            f"{several(partly)}: not every member was measured alone, and the others may be slower"
-        )
+        why = "not every GPU was measured alone; the others may be slower"
+        refusals[f"Efficiency of {several(partly)}: {why}"] = "gpus=each"
     if len({curve.kind for curve in curves}) > 1:
-        refusals.append(
-            "weak scaling (batch_size) and strong scaling (global_batch_size) are not compared"
-        )
-    return Scaling(tuple(curves), (*refusals, *_incomparable(study)))
+        why = "weak scaling (batch_size) and strong scaling (global_batch_size) are not compared"
+        refusals[why] = ""
+    return Scaling(tuple(curves), refusals | dict.fromkeys(_incomparable(study), ""))
 
 
 def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve:
@@ -283,9 +283,9 @@ def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
         if nearest is None or len(names) < len(differing):
             nearest, differing = baseline, names
     if not is_alone:
-        return "no cell ran on one GPU (gpus=each adds that)"
+        return NOT_ALONE[0]
     if nearest is None:
-        return "none of their GPUs was measured alone"
+        return NOT_ALONE[1]
     differences = []
     for name in differing[:4]:
         words = name.removesuffix(".name").removeprefix("nccl.")
@@ -293,7 +293,7 @@ def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
             words = "the kind of batch"
         alone_value, value = _value(study, nearest, name), _value(study, runs, name)
         differences.append(f"{words} ({alone_value}, not {value})")
-    return f"their cell on one GPU differs in {' and '.join(differences) or 'the kind of batch'}"
+    return f"its run on one GPU differs in {' and '.join(differences) or 'the kind of batch'}"
 
 
 def _value(study: Study, runs: Runs, name: str) -> str:
@@ -322,9 +322,8 @@ def _incomparable(study: Study) -> list[str]:
                 differences[" and ".join(words)] += 1
     sentences = []
     for words_of_pair, cells in differences.items():
-        subject = "cell is" if cells == 1 else "cells are"
+        subject = "run is" if cells == 1 else "runs are"
         sentences.append(
-            f"{cells} {subject} not compared with others that were asked alike: different "
-            f"{words_of_pair}"
+            f"{cells} {subject} not compared with equal requests: different {words_of_pair}"
         )
     return sentences

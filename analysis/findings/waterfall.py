@@ -51,7 +51,7 @@ from conf.cell import Member
 CLOCKS = "other clocks than alone"
 AT_MOST = (
     "at most, as if a step followed the clock; one that waits for memory follows it less; "
-    "not told apart from 0"
+    "not significant"
 )
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD = "spread between GPUs", "strategy overhead on one GPU"
@@ -86,6 +86,12 @@ class Waterfall:
     residual_low: float | None = None  # its 95 % interval
     residual_high: float | None = None
     hosts: tuple[str, ...] = ()  # where there are several
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether most parts are known."""
+        known = [part for part in self.parts if part.lost is not None]
+        return 2 * len(known) > len(self.parts)
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ class ExplainedSubset:
                 reason = "the strategy has no exchange alone"
             why = f"steps without the exchange were not timed ({reason})"
             return [LossPart(COMMUNICATION, None, why), LossPart(WAITING, None, why)]
-        exposed, why = whole, "this includes what the strategy costs on one GPU"
+        exposed, why = whole, "this includes the overhead of the strategy on one GPU"
         if own is not None:
             exposed = whole - (step_at_clock_of(runs, own, self.slowest_runs) or own)
             why = ""
@@ -230,23 +236,23 @@ class ExplainedSubset:
         return in_parts(parts, runs, self.alone)
 
 
-def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
-    """Return a waterfall for every subset with a member that ran alone, a sentence on others."""
+def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], dict[str, str]]:
+    """Return a waterfall for every subset with a member that ran alone; what others lack."""
     controls = ControlRuns(study)
     explained, without = [], []
     for runs in study.timed:
         if runs.cell.world_size == 1 or runs.strategy == WITHOUT:
             continue
         label, subset = labels.label(study, runs), _explained(runs, controls)
-        if subset is None:
-            without.append(f"{label} on {gpu_list(runs.gpus)}")
-        else:
+        if subset is not None:
             explained.append(_waterfall(label, subset))
+        if subset is None or not explained[-1].is_explained:
+            without.append(f"{label} on {gpu_list(runs.gpus)}")
     explained.sort(key=lambda fall: -len(fall.hosts))  # most hosts first, otherwise as they ran
     if not without:
-        return tuple(explained), ()
-    sentence = f"where the loss of {several(without)} comes from: run with waterfall=true"
-    return tuple(explained), (sentence,)
+        return tuple(explained), {}
+    sentence = f"Breakdown of the loss of {several(without)}: no control runs"
+    return tuple(explained), {sentence: "waterfall=true"}
 
 
 def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:

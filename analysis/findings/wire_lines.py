@@ -132,8 +132,8 @@ class _Cell:
 
 def wire_lines(
     study: Study, communication: Sequence[Communication]
-) -> tuple[tuple[WireLine, ...], str]:
-    """Return the lines of a study; without any, a sentence on what to plan."""
+) -> tuple[tuple[WireLine, ...], dict[str, str]]:
+    """Return the lines of a study; without any, {what is missing: the option that adds it}."""
     exposed_of = {each.record_ids[0]: each.exposed_ms for each in communication}
     mechanisms: dict[Any, list[_Cell]] = defaultdict(list)
     for runs in study.timed:
@@ -155,7 +155,7 @@ def wire_lines(
         return (), _missing(list(mechanisms.values()))
     # All cells of all lines are one family.
     level = 1 - (1 - LEVEL) / max(1, sum(map(len, chosen)))
-    return tuple(_line(study, cells, level) for cells in chosen), ""
+    return tuple(_line(study, cells, level) for cells in chosen), {}
 
 
 def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
@@ -213,32 +213,29 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
     )
 
 
-def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> str:
-    """Return what the mechanism with most measured cells lacks, and how to plan it."""
+def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> dict[str, str]:
+    """Return {what the mechanism with most measured cells lacks: the option that adds it}."""
     measured: list[_Cell] = []
-    runs, plan = mechanisms[0][0].runs, ""
+    runs = mechanisms[0][0].runs
     for cells in mechanisms:
         with_exchange = [cell for cell in cells if cell.wire_ms is not None]
         if len(with_exchange) > len(measured):
             measured, runs = with_exchange, cells[0].runs
-    if runs.cell.device == "cuda":
-        plan = " (nccl.max_nchannels=1,2,4,8 adds them)"
-        links = mapping(runs.records[0].environment.get("links"))
-        if len({*map(str, links.values())}) > 1:
-            plan = " (gpus=classes adds them)"
+    if runs.cell.device != "cuda":
+        return {}
+    option, needed = "nccl.max_nchannels=1,2,4,8", f"needs {FEWEST} with different GB/s"
+    links = mapping(runs.records[0].environment.get("links"))
+    if len({*map(str, links.values())}) > 1:
+        option = "gpus=classes"
     if not measured:
-        why = "no cell measured its exchange"
+        why, option = "no run measured its exchange", ""
     elif all(cell.cost_ms is None for cell in measured):
-        why = f"no cell of {runs.strategy} measured what the strategy costs"
+        why, option = f"no run measured the overhead of {runs.strategy}", ""
     elif len(measured) < FEWEST:
-        why = (
-            f"{runs.strategy} has {count(len(measured), 'cell')} with a measured exchange, and "
-            f"{FEWEST} with different GB/s are needed{plan}"
-        )
+        exchanges = count(len(measured), "configuration")
+        why = f"{needed}; {exchanges} of {runs.strategy} measured the exchange"
     else:
         speeds = [cell.runs.median(BUSBW) or 0.0 for cell in measured]
-        why = (
-            f"all exchanges of {runs.strategy} are equally fast ({min(speeds):.0f} to "
-            f"{max(speeds):.0f} GB/s), and {FEWEST} cells with different GB/s are needed{plan}"
-        )
-    return f"whether the speed of the links explains what cells lose is not known: {why}"
+        ends = f"{min(speeds):.0f} to {max(speeds):.0f} GB/s"
+        why = f"{needed}; all exchanges of {runs.strategy} are equally fast ({ends})"
+    return {f"Does link speed explain the loss? {why[0].upper()}{why[1:]}": option}

@@ -2,7 +2,8 @@
 
     index.html     one page, whole in itself
     report.md      the same as Markdown
-    paper.tex      every figure and table for papers: latexmk -pdf paper.tex
+    methods.tex    the setup paragraph of a paper, which cites ringside.bib
+    paper.tex      it, every figure and every table: latexmk -pdf paper.tex
     tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
     figures/       every figure as SVG and PDF, its numbers as CSV, its caption as LaTeX
 
@@ -10,10 +11,10 @@ The same records give the same bytes. The report names what a study cannot answe
 """
 
 import contextlib
-import dataclasses
 import hashlib
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,17 +22,14 @@ from analysis.findings.between_studies import differences
 from analysis.findings.examine import Findings, findings_of
 from analysis.findings.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.input_files import gc_paused
-from analysis.report.figure import ON_PAGE, style
+from analysis.report.answer_figure import answer_figure
+from analysis.report.figure import ON_PAGE, for_screen_and_phone, style
+from analysis.report.main_point import main_point
+from analysis.report.methods import methods
 from analysis.report.report_files import Report, write
-from analysis.report.section import Section, SectionFunction, words_of
+from analysis.report.section import Section, SectionFunction, next_command, words_of
 from analysis.report.sections import benchmarks_section
-from analysis.report.sections.comparisons_section import (
-    comparisons,
-    noise,
-    settings,
-    strategies,
-    studies,
-)
+from analysis.report.sections.comparisons_section import comparisons, noise, settings, strategies
 from analysis.report.sections.conditions_section import (
     cells,
     commands,
@@ -43,10 +41,12 @@ from analysis.report.sections.links_section import links, wire_lines
 from analysis.report.sections.losses_section import traces, waterfall
 from analysis.report.sections.machine_section import machine
 from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
+from analysis.report.sections.studies_section import changes, studies
 from analysis.report.summary import SENTENCES, sentences
+from analysis.study.provenance import hardware
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
-from analysis.text import count, first_lines, join_words, sentence, single_line
+from analysis.text import count, join_words, sentence, single_line
 from analysis.validity.checks import changed_limits
 from analysis.verification.quick import QuickCheck
 from conf import groups
@@ -97,7 +97,7 @@ def checked_study(study_folder: Path) -> Study:
     """Read a study; records that do not agree with their raw samples are invalid."""
     check = QuickCheck()
     study = open_study(study_folder, check.marked)
-    return dataclasses.replace(study, compared=check.sentence())
+    return replace(study, compared=check.sentence())
 
 
 def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[Report, Findings]:
@@ -114,10 +114,10 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         for side in sides:
             names.append(side.name)
             for record in (*side.study.records, *side.study.replaced):
-                records.append(dataclasses.replace(record, study=side.name))
+                records.append(replace(record, study=side.name))
         if len(names) > MOST_NAMES:
             names = [each.label or each.folder.resolve().name for each in asked]
-        study = dataclasses.replace(
+        study = replace(
             Study.of(records, by_study=True),
             name=single_line(join_words(names), 200),
             compared=check.sentence(),
@@ -130,10 +130,16 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         between = studies(facts, sides, compared)
         findings = findings_of(study)
         content = report_of(study, findings, width)
-    first, *rest = content.finding
-    finding = (first, *between.lines[: len(compared)][:2], *rest)[:SENTENCES]
-    sections = (between, *content.sections)
-    return dataclasses.replace(content, finding=finding, sections=sections), findings
+        with style(width):
+            figures = list(map(for_screen_and_phone, changes(compared)))
+    finding = (*between.finding, *content.finding)[:SENTENCES]
+    rest = list(content.sections)
+    if content.answer and figures:
+        rest.append(Section("scaling", "Configurations", figures=(content.answer,)))
+    sections = tuple(joined_by_anchor([between, *rest]))
+    if figures:
+        content = replace(content, answer=figures[0])
+    return replace(content, finding=finding, sections=sections), findings
 
 
 def default_folder(asked: Sequence[StudyPath]) -> Path:
@@ -160,43 +166,102 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
             section = function(study, findings)
             if section is not None:
                 sections.append(section)
-    by_anchor: dict[str, Section] = {}
+        main = main_point(study, findings)
+        answer = answer_figure(study, findings, main, sections)
+    words, rest = words_of(study), []
     for section in sections:
-        section = section.in_words_of(study)
-        if not section.is_empty:
-            before = by_anchor.get(section.anchor)
-            by_anchor[section.anchor] = before.joined(section) if before else section
-    unsaid = list(map(words_of(study), findings.unsaid)) if study.trains else []
-    if study.unreadable:
-        files = count(len(study.unreadable), "file")
-        unsaid.append(f"{files} could not be read: {study.unreadable[0]}")
-    setting = "no record"  # how many runs, and when they were measured
-    if study.records:
-        days = []
-        for at in (study.records[0].started_at, study.records[-1].ended_at):
-            days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
-        used = count(len(study.records), "run")
-        if len(study.usable) < len(study.records):
-            used += f", {len(study.usable):,} of them usable"
-        setting = single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
+        figures = [
+            figure for figure in section.figures if answer is None or figure.name != answer.name
+        ]
+        rest.append(replace(section, figures=tuple(figures)).in_words_of(study))
+    if answer is not None:
+        answer = replace(answer, caption=words(answer.caption))
+    doubtful = [record.validity.verdict == "suspect" for record in study.usable]
     return Report(
         single_line(study.name),
-        setting,
+        setting(study),
         tuple(sentences(study, findings, of_benchmarks)),
-        tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)),
-        tuple(by_anchor.values()),
+        not_measured(study, findings),
+        tuple(joined_by_anchor(rest)),
         limits_sentence(study),
+        verdict_line(study),
+        main.point.suspect if main is not None else bool(doubtful) and all(doubtful),
+        answer,
+        methods(study, findings),
     )
 
 
+def joined_by_anchor(sections: Iterable[Section]) -> list[Section]:
+    """Return the sections that show something; those with one anchor as one."""
+    by_anchor: dict[str, Section] = {}
+    for section in sections:
+        if not section.is_empty:
+            before = by_anchor.get(section.anchor)
+            by_anchor[section.anchor] = before.joined(section) if before else section
+    return list(by_anchor.values())
+
+
+def not_measured(study: Study, findings: Findings) -> dict[str, str]:
+    """Return {what the study cannot say, and why: the command that measures it, if there is one}.
+
+    What one option measures is one entry.
+    """
+    by_option: dict[str, list[str]] = defaultdict(list)
+    if study.trains:
+        for why, option in {**findings.scaling.refusals, **findings.unsaid}.items():
+            by_option[option or why].append(sentence(single_line(words_of(study)(why), 600)))
+    if study.unreadable:
+        files = count(len(study.unreadable), "file")
+        by_option["unreadable"] = [f"{files} could not be read: {study.unreadable[0]}."]
+    entries = {}
+    for option, lines in by_option.items():
+        command = next_command(study, option) if "=" in option.partition(" ")[0] else ""
+        entries[" ".join(lines)] = command
+    return entries
+
+
+def setting(study: Study) -> str:
+    """Return `2 × NVIDIA H200 · 25 runs · 2026-11-21 (UTC)`: the machines, how many runs, when."""
+    if not study.records:
+        return "no record"
+    days = []
+    for at in (study.records[0].started_at, study.records[-1].ended_at):
+        days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
+    machines = list(dict.fromkeys(map(hardware, study.records)))
+    facts = (
+        join_words(machines, 3),
+        count(len(study.records), "run"),
+        " to ".join(dict.fromkeys(days)),
+    )
+    return single_line(f"{' · '.join(filter(None, facts))} (UTC)", 600)
+
+
+def verdict_line(study: Study) -> str:
+    """Return `✓ all 25 runs are valid`, or how many have which other verdict and the codes."""
+    verdicts: Counter[str] = Counter()
+    codes: dict[str, None] = {}
+    for record in study.records:
+        verdict = record.validity.verdict if record.state == "finished" else record.state
+        verdicts[verdict] += 1
+        if verdict == "suspect":
+            codes |= dict.fromkeys(record.validity.against)
+    if verdicts.keys() == {"valid"}:
+        return f"✓ {count(len(study.records), 'run is', 'runs are')} valid"
+    words = [f"{number} {verdict}" for verdict, number in verdicts.items() if verdict != "valid"]
+    line = f"✗ {join_words(words)}, of {count(len(study.records), 'run')}"
+    if codes:
+        line += f": {join_words([*codes], MOST_NAMES)}"
+    return single_line(line, 300) if study.records else ""
+
+
 def limits_sentence(study: Study) -> str:
-    """Return which limits of checks were not the defaults, and in how many cells; else empty."""
+    """Return which limits of checks were not the defaults, and in how many runs; else empty."""
     cells: Counter[str] = Counter()
     for record in study.records:
         cells.update(changed_limits(record))
     if not cells:
         return ""
-    words = [f"{limit} in {count(number, 'cell')}" for limit, number in cells.items()]
+    words = [f"{limit} in {count(number, 'run')}" for limit, number in cells.items()]
     return single_line(
         "Verdicts of this study were made under limits that are not the defaults: "
         f"{join_words(words, MOST_LIMITS)}; each has them beside it.",

@@ -33,6 +33,8 @@ from analysis.study.names import legend_names
 from analysis.text import count, single_line
 
 ROW_IN, ROW_LENGTH, MOST_ROWS = 0.4, 66, 20  # height, characters of a label, rows of a figure
+PHONE_LENGTH = 46  # characters of a row that is drawn again as wide as a phone
+LINE_OF_ROW = 0.34  # height of one more line of a label, in rows
 WATERFALL_LENGTH = 34  # characters of a part's name
 SOLID = "-"
 DASHED = (0, (4, 3))
@@ -79,7 +81,7 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class DotRow:
-    """A dot with its interval, with its name above it on the left and a number on the right."""
+    """A dot with its interval, its name and a number."""
 
     label: str
     right: str
@@ -87,6 +89,7 @@ class DotRow:
     colour: str
     marker: str = "o"
     band: float = 0.0  # half the width of a band around 0
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,26 +285,37 @@ def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float],
 # ---- Rows of dots --------------------------------------------------------------------------------
 
 
-def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Figure:
-    """Return values around 0 with their intervals, a row for each with its label above."""
-    figure, axes = new_axes(0.55 + ROW_IN * len(rows))
-    axes.set_ylim(len(rows) - 0.3, -0.75)
+def rows_figure(
+    name: str, caption: str, rows: Sequence[DotRow], x: Axis, length: int = ROW_LENGTH
+) -> Figure:
+    """Return values with their intervals, a row for each with its label above; `x.shown` are lines.
+
+    A label that is longer than the figure is wide takes several lines.
+    """
+    room = for_width(length) - max(len(row.right) for row in rows)
+    labels = [fill(single_line(row.label), max(16, room)) for row in rows]
+    breaks = [label.count("\n") * LINE_OF_ROW for label in labels]
+    figure, axes = new_axes(0.55 + ROW_IN * (len(rows) + sum(breaks)))
+    axes.set_ylim(len(rows) + sum(breaks) - 0.3, -0.75)
     axes.set_yticks([])
     axes.grid(visible=False)
-    ends, data = [], []
-    for index, row in enumerate(rows):
-        y = index + 0.08
+    ends, data, y = list(x.shown), [], -0.92
+    for row, label, more in zip(rows, labels, breaks, strict=True):
+        at = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": TEXT_PT}
+        axes.text(0.0, y + 0.62 + more / 2, label, linespacing=1.15, **at)
+        axes.text(1.0, y + 0.62, row.right, ha="right", color=MUTED, **at)
+        y += 1 + more
         axes.axhline(y, color=RULE, lw=0.7, zorder=0)
         if row.band:
             axes.barh(y, 2 * row.band, left=-row.band, height=0.34, color=RULE, zorder=1)
-        axes.plot([0, 0], [y - 0.17, y + 0.17], color=MUTED, lw=0.9, zorder=1)
+            ends += [-row.band, row.band]
+        for value in x.shown:
+            axes.plot([value, value], [y - 0.17, y + 0.17], color=MUTED, lw=0.9, zorder=1)
         _draw_interval(axes, row.dot, y, row.colour, 1.6)
-        axes.plot(row.dot.value, y, row.marker, color=row.colour, zorder=4)
-        at = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": TEXT_PT}
-        label = single_line(row.label, max(16, for_width(ROW_LENGTH) - len(row.right)))
-        axes.text(0.0, index - 0.3, label, **at)
-        axes.text(1.0, index - 0.3, row.right, ha="right", color=MUTED, **at)
-        ends += [-row.band, row.band]
+        look: Any = {"color": row.colour, "zorder": 4}
+        if row.is_doubtful:
+            look |= {"markerfacecolor": PAPER, "markeredgewidth": 1.2}
+        axes.plot(row.dot.value, y, row.marker, **look)
         data.append((row.label, row.dot, row.band))
     axes.set_xlim(*window((row.dot for row in rows), ends))
     _strip(axes, x.label)

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.report.latex import figure_float
@@ -39,6 +39,7 @@ OTHER_STRATEGIES = ("sky", "brown", "green", "purple")
 ON_PAGE = "page"
 # Readable on a phone; a paper's one or two columns.
 WIDTHS_IN = {ON_PAGE: 4.6, "single": 3.3, "double": 7.0}
+SCREEN_IN = 8.2  # of the figure beside the answer: as wide as the page
 PIXELS_PER_PT = 1.65  # of a wide screen: text is as large as that of the page
 TEXT_PT = 8
 FILES: Any = {"svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42}
@@ -68,6 +69,7 @@ class Figure:
     wide: bool = False  # takes the whole width of the page
     figure: Any = field(default=None, compare=False, repr=False)  # of matplotlib, for notebooks
     data: Table | None = field(default=None, compare=False, repr=False)  # what is drawn, as numbers
+    on_page: tuple[str, ...] = ()  # drawings for a screen and for a phone; empty: that of the file
 
     def to_latex(self) -> str:
         r"""Return a float to be \input."""
@@ -77,8 +79,13 @@ class Figure:
         return figure_float(self.name, self.caption, is_narrow, self.card)
 
     @property
-    def inline(self) -> str:
-        """The drawing as an element of the page, with its own identifiers."""
+    def drawings(self) -> list[str]:
+        """The drawing as an element of the page, or one for a screen and one for a phone."""
+        svgs = self.on_page or (self.svg,)
+        return [self._inline(svg, f"{self.name}{'-phone' * at}") for at, svg in enumerate(svgs)]
+
+    def _inline(self, svg: str, name: str) -> str:
+        """Return a drawing as an element of the page, with its own identifiers."""
 
         def page_style(match: re.Match[str]) -> str:
             style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", match[0])
@@ -87,14 +94,14 @@ class Figure:
                     style = style.replace(colour, variable)
             return style
 
-        svg = self.svg[self.svg.index("<svg") :]
+        svg = svg[svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * PIXELS_PER_PT
         size = rf'\1 style="max-width: {width:.0f}px"'
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', size, svg, count=1)
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-        svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
-        svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{self.name}-", svg)
+        svg = re.sub(r'\bid="', f'id="{name}-', svg)
+        svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{name}-", svg)
         # Colours are replaced in styles only, which matplotlib makes: a text may hold anything.
         svg = re.sub(r'style="[^"]*"', page_style, svg)
         return svg.replace("<svg ", '<svg role="img" aria-hidden="true" ', 1).strip()
@@ -146,6 +153,20 @@ def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
         figure.set_layout_engine(None)
     svg = saved(figure, "svg").decode()
     return Figure(name, caption, svg, saved(figure, "pdf"), figure=figure, data=data)
+
+
+def for_screen_and_phone(drawn: Figure) -> Figure:
+    """Return a figure with drawings for the page: as wide as a screen, and as a phone."""
+    canvas, svgs = drawn.figure, []
+    before, height = canvas.get_size_inches()
+    for width in (SCREEN_IN, WIDTHS_IN["single"], before):
+        canvas.set_size_inches(width, height)
+        canvas.set_layout_engine("constrained")
+        canvas.get_layout_engine().execute(canvas)
+        canvas.set_layout_engine(None)
+        if width != before:
+            svgs.append(saved(canvas, "svg").decode())
+    return replace(drawn, on_page=tuple(svgs), wide=True)
 
 
 def saved(figure: Any, form: str) -> bytes:

@@ -4,24 +4,24 @@ Its comparisons with other cells on the same devices, the NCCL settings, what it
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.comparisons import PREFIX, VERDICTS, Comparison, SettingEffect
+from analysis.findings.comparisons import PREFIX, Comparison, SettingEffect
 from analysis.findings.examine import Findings
+from analysis.findings.ranking import Ranking, rank_configurations
 from analysis.findings.scaling import Curve, Point
 from analysis.findings.waterfall import Waterfall, WaterfallPart
+from analysis.study.draws import scaled
 from analysis.study.intervals import Estimate
-from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER
-from analysis.study.names import short_names, spoken
+from analysis.study.measured_numbers import FASTER, SLOWER
+from analysis.study.names import BETWEEN, UNTOUCHED, gpu_list, parts, short_names
 from analysis.study.rates import is_of_training
-from analysis.study.runs import Key
+from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
-from analysis.text import single_line
 
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
-MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no verdict
 
 
 class CurvePoint(NamedTuple):
@@ -38,36 +38,6 @@ def points_of(curves: Iterable[Curve]) -> list[CurvePoint]:
         for point in curve.points:
             points.append(CurvePoint(curve, point))
     return points
-
-
-class Judged(NamedTuple):
-    """A comparison with a verdict between a point and another cell on the same devices."""
-
-    comparison: Comparison
-    other_key: Key
-    is_second: bool  # the point is the second of the comparison
-
-    @property
-    def change(self) -> float:
-        """By how much the other cell's rate differs, as a share of the point's."""
-        difference = self.comparison.difference.value
-        if self.is_second:
-            return 1 / (1 + difference) - 1
-        return difference
-
-    @property
-    def verdict(self) -> str:
-        """The verdict on the point."""
-        verdict = self.comparison.verdict
-        if self.is_second:
-            return verdict
-        return {FASTER: SLOWER, SLOWER: FASTER}.get(verdict, verdict)
-
-    @property
-    def other_name(self) -> str:
-        """The name of the other cell, without what both names share."""
-        pair = (self.comparison.first, self.comparison.second)
-        return single_line(spoken(short_names(pair)[pair[not self.is_second]]), 80)
 
 
 def main_point(study: Study, findings: Findings) -> CurvePoint | None:
@@ -104,51 +74,43 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     chosen, *rivals = sorted(equals, key=default_first)
     for rival in sorted(rivals, key=lambda each: -each.point.rate.value):
         for judged in judged_of(findings, rival.point):
-            if judged.other_key == chosen.point.key and judged.verdict == FASTER:
+            if judged.first_key == chosen.point.key and judged.verdict == FASTER:
                 return rival
     return chosen
 
 
-def judged_of(findings: Findings, point: Point) -> Iterator[Judged]:
-    """Yield every comparison of a point's rate that has a verdict."""
+def ranking_of(study: Study, findings: Findings, point: Point | None) -> Ranking | None:
+    """Return the ranking that a point takes part in; without a point the first; None: in none."""
+    for ranking in rank_configurations(study, findings.comparisons):
+        for each in ranking.configurations:
+            if point is None or each.runs.record_ids == point.record_ids:
+                return ranking
+    return None
+
+
+def names_of(study: Study, several: Sequence[Runs]) -> dict[Runs, str]:
+    """Return the short names of configurations, each by what it alone has."""
+    names = []
+    for runs in several:
+        words = parts(study, runs) or [UNTOUCHED]
+        names.append(BETWEEN.join([*words, gpu_list(runs.gpus)]))
+    short = short_names(names)
+    words_of_runs = {}
+    for runs, name in zip(several, names, strict=True):
+        words_of_runs[runs] = short[name]
+        if runs.strategy == WITHOUT and len({each.strategy for each in several}) > 1:
+            words_of_runs[runs] += " (no exchange: the upper limit)"
+    return words_of_runs
+
+
+def judged_of(findings: Findings, point: Point) -> Iterator[Comparison]:
+    """Yield every comparison of a point's rate that has a verdict; the point is its second."""
     for comparison in findings.comparisons:
         is_here = comparison.gpus == point.gpus and is_of_training(comparison.rate)
-        if not comparison.verdict or not is_here:
-            continue
-        if comparison.second_key == point.key:
-            yield Judged(comparison, comparison.first_key, True)
-        if comparison.first_key == point.key:
-            yield Judged(comparison, comparison.second_key, False)
-
-
-def judgements(findings: Findings, point: Point) -> dict[str, list[Judged]]:
-    """Return the other cells on the devices of a point by the verdict on them: faster, slower, …
-
-    NCCL's settings and the strategy `none` are left out: they have sentences of their own.
-    """
-    by_verdict: dict[str, list[Judged]] = {verdict: [] for verdict in VERDICTS}
-    for judged in judged_of(findings, point):
-        is_setting = judged.comparison.differing[0].startswith(PREFIX)
-        if judged.other_key["strategy.name"] == WITHOUT or is_setting:
-            continue
-        verdict = judged.comparison.verdict
-        if verdict != NO_DIFFERENCE:
-            verdict = FASTER if judged.change > 0 else SLOWER
-        by_verdict[verdict].append(judged)
-    return by_verdict
-
-
-def much_faster(findings: Findings, main: CurvePoint) -> CurvePoint | None:
-    """Return the point with the highest rate on the same devices, if it is MUCH_FASTER."""
-    best = main
-    for each in points_of(findings.scaling.curves):
-        point = each.point
-        is_alike = point.gpus == main.point.gpus and point.key["strategy.name"] != WITHOUT
-        if is_alike and not point.suspect and point.rate.value > best.point.rate.value:
-            best = each
-    if best.point.rate.value < MUCH_FASTER * main.point.rate.value:
-        return None
-    return best
+        if comparison.verdict and is_here and comparison.second_key == point.key:
+            yield comparison
+        if comparison.verdict and is_here and comparison.first_key == point.key:
+            yield comparison.swapped()
 
 
 def effects_on(findings: Findings, point: Point) -> list[SettingEffect]:
@@ -185,21 +147,12 @@ def largest_sure_part(fall: Waterfall) -> tuple[WaterfallPart | None, bool]:
 def loss_against_none(findings: Findings, point: Point) -> Estimate | None:
     """Return the share lost against the same devices without any exchange; None: none is seen."""
     nearest, fewest = None, 0
-    for judged in judged_of(findings, point):
-        differs = "strategy.name" in judged.comparison.differing
-        if differs and judged.other_key["strategy.name"] == WITHOUT:
-            options = len(point.key.items() | judged.other_key.items())
+    for pair in judged_of(findings, point):
+        differs = "strategy.name" in pair.differing
+        if differs and pair.first_key["strategy.name"] == WITHOUT:
+            options = len(point.key.items() | pair.first_key.items())
             if nearest is None or options < fewest:
-                nearest, fewest = judged, options
+                nearest, fewest = pair, options
     if nearest is None or nearest.verdict != SLOWER:
         return None
-    difference = nearest.comparison.difference
-    losses = []
-    for end in (difference.value, difference.low, difference.high):
-        # `difference` is (second − first) ÷ first. As the second, the point lost −difference; as
-        # the first, 1 − 1 ÷ (1 + difference).
-        if end is not None and nearest.is_second:
-            losses.append(-end)
-        elif end is not None:
-            losses.append(1 - 1 / (1 + end))
-    return Estimate(losses[0], *sorted(losses[1:]))
+    return scaled(nearest.difference, -1.0)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.report.figure import COLOURS
+from analysis.report.figure import COLOURS, Figure
 from analysis.report.latex import latex
+from analysis.report.methods import BIBTEX
 from analysis.report.section import Section
 from analysis.report.table import TEXT_LENGTH, Table
 from analysis.text import markdown, single_line
@@ -48,11 +49,23 @@ class Report:
     """The content of a report."""
 
     study: str
-    setting: str  # what was measured, where and when, in a line
-    finding: tuple[str, ...]  # at most five sentences
-    unsaid: tuple[str, ...]  # what cannot be said, and why
+    setting: str  # the machine, how many runs, and when, in a line
+    finding: tuple[str, ...]  # at most five sentences: two answer, the others explain
+    unsaid: Mapping[str, str]  # {what was not measured, and why: the command that measures it}
     sections: tuple[Section, ...]
     limits: str = ""  # a sentence on limits of checks that were not the defaults
+    verdict: str = ""  # of all runs together
+    is_doubtful: bool = False  # the numbers of the answer are
+    answer: Figure | None = None  # the figure beside it
+    methods: str = ""  # the setup paragraph of a paper, as LaTeX
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The figure beside the answer, then those of all sections."""
+        figures = [self.answer] if self.answer else []
+        for section in self.sections:
+            figures += section.figures
+        return figures
 
     @property
     def tables(self) -> list[Table]:
@@ -77,17 +90,22 @@ def markdown_page(report: Report) -> str:
 def paper(report: Report) -> str:
     """Return the LaTeX document that shows every figure and every table with rows."""
     lines = [PAPER, rf"\begin{{center}}\Large {latex(report.study)}\end{{center}}"]
-    for section in report.sections:
+    if report.methods:
+        lines += [r"\section*{Experimental setup}", r"\input{methods.tex}"]
+    first = Section("answer", "Answer", figures=(report.answer,) if report.answer else ())
+    for section in (first, *report.sections):
         inputs = []
         for figure in section.figures:
             if figure.pdf:
                 inputs.append(rf"\input{{figures/{figure.name}.tex}}")
         for table in section.tables:
-            if table.rows:
+            if table.for_people.rows:
                 inputs.append(rf"\input{{tables/{table.name}.tex}}")
         if inputs:
             lines += [rf"\section*{{{latex(section.title)}}}", *inputs, r"\clearpage"]
-    return "\n".join([*lines, r"\end{document}", ""])
+    return "\n".join(
+        [*lines, r"\bibliographystyle{plain}\bibliography{ringside}\end{document}", ""]
+    )
 
 
 def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
@@ -121,17 +139,17 @@ def write(content: Report, folder: Path) -> Path:
     Raises OSError: the folder cannot be written, or holds something else than a report.
     """
     files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
+    files |= {"methods.tex": content.methods.encode(), "ringside.bib": BIBTEX.encode()}
     for table in content.tables:
         files[f"tables/{table.name}.csv"] = table.to_csv().encode()
         files[f"tables/{table.name}.tex"] = table.to_latex().encode()
-    for section in content.sections:
-        for figure in section.figures:
-            files[f"figures/{figure.name}.svg"] = figure.svg.encode()
-            if figure.pdf:
-                files[f"figures/{figure.name}.pdf"] = figure.pdf
-                files[f"figures/{figure.name}.tex"] = figure.to_latex().encode()
-            if figure.data:
-                files[f"figures/{figure.name}.csv"] = figure.data.to_csv().encode()
+    for figure in content.figures:
+        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
+        if figure.pdf:
+            files[f"figures/{figure.name}.pdf"] = figure.pdf
+            files[f"figures/{figure.name}.tex"] = figure.to_latex().encode()
+        if figure.data:
+            files[f"figures/{figure.name}.csv"] = figure.data.to_csv().encode()
     write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
     return folder / PAGE
 

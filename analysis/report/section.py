@@ -4,6 +4,8 @@ The functions below read what several sections say of records. Sections speak of
 `words_of` puts a report into the words of a study of CPU workers, or of samples.
 """
 
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -17,6 +19,7 @@ from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit, unit_of
 from analysis.study.runs import Runs, median_of, named
 from analysis.study.study import Study
+from analysis.text import single_line
 from analysis.validity.checks import limit_marks
 from benchmarks.record import VERDICTS, Record
 from conf.cell import counted
@@ -39,7 +42,8 @@ class Section:
     @property
     def is_empty(self) -> bool:
         """Whether it shows nothing."""
-        return not (self.lines or self.figures or self.tables or self.commands)
+        has_rows = any(table.rows for table in self.tables)
+        return not (self.lines or self.figures or has_rows or self.commands)
 
     def joined(self, section: "Section") -> "Section":
         """Return one section with all that two hold, under the title of the first."""
@@ -121,7 +125,7 @@ def about_intervals(study: Study, subject: str = "Ranges are") -> str:
         elif lent_by in ("", floor.lent_by):
             lent_by = floor.lent_by
         else:
-            lent_by = "those that section “The noise floor” names"
+            lent_by = "those that section “Run-to-run variation” names"
     basis = intervals.rests_on(runs, lent_by)
     if not basis:
         return ""
@@ -133,9 +137,20 @@ def about_costs(study: Study) -> str:
     if median_of(study.records, COST) is None:
         return ""
     return (
-        " Of a cost without such runs it is the interval inside the run; “–”: the cell is suspect "
-        "and the interval holds 0."
+        " Of an overhead without such runs it is the interval inside the run; “–”: the run is "
+        "suspect and the interval holds 0."
     )
+
+
+def next_command(study: Study, option: str) -> str:
+    """Return the command that measured most of a study, with one option more or another value."""
+    commands = Counter(tuple(record.overrides) for record in study.records)
+    (overrides, _), *_ = commands.most_common(1)
+    name, kept = option.partition("=")[0], []
+    for override in overrides:
+        if override not in ("-m", "--multirun") and override.partition("=")[0] != name:
+            kept.append(override)
+    return single_line(shlex.join(["python", "launch.py", "-m", *kept, option]), 2000)
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:

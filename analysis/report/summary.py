@@ -1,46 +1,55 @@
-"""The first screen of a report: what was measured, the answer, how sure it is, why, and what next.
+"""The sentences of a report: the answer in two, what was measured, why, and what to do next.
 
 At most five sentences, whatever the study holds.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.communication import COST
 from analysis.findings.examine import Findings
 from analysis.findings.links import host_wires
+from analysis.findings.ranking import TIED, Ranking
 from analysis.findings.scaling import Point
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (
     CurvePoint,
     effects_on,
-    judgements,
     largest_sure_part,
     loss_against_none,
     main_point,
-    much_faster,
+    names_of,
     points_of,
+    ranking_of,
 )
-from analysis.report.numbers import central, estimate, interval, number
-from analysis.report.section import RATE, Section, median_and_interval, words_of
+from analysis.report.numbers import THIN, central, estimate, interval, number, texts
+from analysis.report.section import RATE, Section, median_and_interval, next_command, words_of
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
-from analysis.study.measured_numbers import NO_DIFFERENCE
-from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, unit_of
+from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
+from analysis.study.names import (
+    gpu_ids,
+    ran_alone,
+    run_name,
+    spoken,
+    unit_of,
+)
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named
 from analysis.study.study import Study
-from analysis.text import count, join_words, single_line
+from analysis.text import count, join_words, sentence, single_line
 from benchmarks.record import Record, metrics
 from conf.cell import compress_hosts
 
 SENTENCES = 5
 MOST_NAMES = 3  # models, strategies, benchmarks or machines; of more the number is given
 MOST_RATES = 4  # of models beside the main point's
-REASON_LENGTH = 60  # characters of a reason
-MOST_REASONS = 3
+REASON_LENGTH = 160  # characters of a reason
+MOST_REASONS = 2
+MOST_TIED = 4  # configurations that are named
 MOST_EFFECTS = 2  # NCCL settings that have a sentence of their own
 SAME_TIME = 0.05  # share by which exchanges may differ that take as long
 WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
@@ -68,30 +77,35 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
         lines = _benchmark_sentences(study, of_benchmarks)
         if any(comparison.verdict for comparison in findings.comparisons):
             lines = [*lines[: room - 1], differences(findings)]
-        lines = [subject, *lines[:room], following]
+        lines = [*lines[:room], subject, following]
         return list(map(words_of(study), filter(None, lines[:SENTENCES])))
-    # The sentences that say most, in the order of the questions that they answer.
-    settings = settings_sentences(findings, main)
+    ranking = ranking_of(study, findings, main.point)
+    settings, order = settings_sentences(findings, main), ranked(study, ranking)
+    own = [answer(study, main), definition(main.point)]
+    answers = [*settings, *order, *own]
+    if ranking is not None and ranking.fastest:
+        answers = [own[0], *settings, *order, own[1]]
+        if main.point.efficiency is None:
+            answers = [*settings, *order]
+    elif main.point.efficiency is not None or not answers[:-2]:
+        answers = [*own, *settings, *order]
     answers = [
-        answer(study, main),
+        doubt(study, main.point),
+        answers[0],
         between_hosts(study, main.point),
-        *settings,
-        other_cells(findings, main),
+        *answers[1:],
         other_models(study, findings, main),
-        highest_rate(findings, main),
     ]
-    interval_of_rate = certainty(study, main.point)
-    doubts = doubt(study, main.point)
-    cause = loss(study, findings, main)
+    answers = list(filter(None, answers))
     # The last ones are left out where there are more than a screen has room for.
-    by_weight = [subject, *answers[:2], doubts, *settings[:1]]
+    by_weight = [*answers[:2], subject]
     if following != COMPARE:
         by_weight.append(following)
-    by_weight += [*answers[2:], interval_of_rate, cause, following]
+    explained = [loss(study, findings, main), unknown_variation(study, main.point)]
+    by_weight += [*answers[2:3], *explained, *answers[3:], following]
     kept = list(filter(None, dict.fromkeys(by_weight)))[:SENTENCES]
-    in_order = dict.fromkeys([subject, *answers, interval_of_rate, doubts, cause, following])
-    lines = [line for line in in_order if line in kept]
-    return list(map(words_of(study), lines))
+    in_order = dict.fromkeys([*answers, subject, *explained, following])
+    return list(map(words_of(study), (line for line in in_order if line in kept)))
 
 
 def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[str]:
@@ -117,11 +131,11 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
     if lines:
         return lines
     if study.usable:
-        return ["No cell measured images per second or a link."]
-    cells = f"None of its {len(study.records):,} cells gave a number"
+        return ["No run measured images per second or a link."]
+    subject = f"None of {len(study.records):,} runs gave a number"
     if len(study.records) == 1:
-        cells = "Its one cell gave no number"
-    return [f"{cells} that can be used; the reasons are under “Validity, and what was left out”."]
+        subject = "The only run gave no number"
+    return [f"{subject} that can be used; “Validity, and what was left out” has the reasons."]
 
 
 # ---- What was measured, and where ---------------------------------------------------------------
@@ -226,33 +240,42 @@ def answer(study: Study, main: CurvePoint) -> str:
     """Return the rate and the efficiency of the point that the study is about."""
     curve, point = main
     trained = [record for record in study.usable if record.cell.trains]
-    names = []
-    if len(_names(trained, "model")) > 1:
-        names.append(point.key["model.name"])
+    subject = point.key["model.name"]
     if len({*_names(trained, "strategy")} - {WITHOUT}) > 1:
-        names.append(point.key["strategy.name"])
-    subject = " with ".join(names) or "it"
+        subject += f" with {point.key['strategy.name']}"
     if curve.details:
         subject += f" ({', '.join(curve.details)})"
     devices = count(point.world_size, "GPU")
     subsets = {runs.gpus for runs in study.timed if runs.cell.world_size == point.world_size}
     if len(subsets) > 1 or isinstance(point.gpus[0], str):
         devices += f" ({gpu_ids(point.gpus)})"
-    line = f"On {devices} {single_line(subject, 120)} trains {central(point.rate, 'rate')} images/s"
+    line = f"{devices} train{'s' * (point.world_size == 1)} {single_line(subject, 120)}"
+    rate, ends = texts(point.rate, "rate")
+    line += f" at {rate} images/s"
+    if ends:
+        line += f" ({ends})"
     if point.efficiency is None:
         return f"{line}."
-    whole = f"{point.world_size} × the slowest GPU alone"
-    not_alone = ""
-    if point.without_baseline:
-        whole = f"{point.world_size} × GPU {point.slowest} alone"
-        ids = gpu_ids(point.without_baseline)
-        not_alone = f"; GPU {ids} was not measured alone"
-        if len(point.without_baseline) > 1:
-            not_alone = f"; GPUs {ids} were not measured alone"
-    if curve.kind == "strong":
-        whole += " with all images of a step"
-    share = number(float(point.efficiency.value), "share")
-    return f"{line}: an efficiency of {share} (100 % would be {whole}{not_alone})."
+    share = replace(point.efficiency, value=float(point.efficiency.value))
+    return f"{line}, an efficiency of {estimate(share, 'share')}."
+
+
+def definition(point: Point) -> str:
+    """Return what the efficiency of a point is: `95.0 % = 190 ÷ (2 × 100), …`; empty without."""
+    if point.efficiency is None or point.baseline is None:
+        return ""
+    alone = central(point.baseline, "rate")
+    line = f"Efficiency {number(float(point.efficiency.value), 'share')} = "
+    line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
+    line += f"with {alone} images/s on GPU {point.slowest} alone"
+    if point.key.get("global_batch_size"):
+        line += " with all images of a step"
+    if not point.without_baseline:
+        return f"{line}, the slowest."
+    ids = gpu_ids(point.without_baseline)
+    if len(point.without_baseline) > 1:
+        return f"{line}; GPUs {ids} were not measured alone."
+    return f"{line}; GPU {ids} was not measured alone."
 
 
 def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
@@ -272,40 +295,42 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
     return f"{join_words(texts, MOST_RATES)} images/s."
 
 
-def highest_rate(findings: Findings, main: CurvePoint) -> str:
-    """Return the highest rate of single runs on the same devices, where no verdict says more."""
-    best = much_faster(findings, main)
-    if best is None or any(judgements(findings, main.point).values()):
-        return ""
-    rate = f"{central(best.point.rate, 'rate')} images/s"
-    return (
-        f"The highest rate of single runs is {rate}: {single_line(spoken(best.curve.label), 120)}."
-    )
-
-
-def other_cells(findings: Findings, main: CurvePoint) -> str:
-    """Return how the other cells on the same devices compare; empty where none has a verdict."""
-    faster, slower, equal = judgements(findings, main.point).values()
-    if len(equal) == 1 and not faster and not slower:
-        least = number(equal[0].comparison.smallest, "share")
-        name = equal[0].other_name
-        return f"{name} shows no difference to it (these runs can show one of {least} or more)."
-    parts = []
-    for word, cells in (("faster", faster), ("slower", slower)):
-        if cells:
-            most = max(cells, key=lambda judged: abs(judged.change))
-            change = number(abs(most.change), "share")
-            are = count(len(cells), "is", "are")
-            parts.append(f"{are} {word} ({most.other_name} the most, by {change})")
-    if equal:
-        parts.append(f"{count(len(equal), 'shows', 'show')} no difference")
-    if not parts:
-        return ""
-    none_is = ""
-    if slower and not faster:
-        none_is = "none is faster; "
-    others = count(len(faster) + len(slower) + len(equal), "other cell")
-    return f"Of {others} on the same devices, {none_is}{', '.join(parts)}."
+def ranked(study: Study, ranking: Ranking | None) -> list[str]:
+    """Return which configuration is fastest, with which it is tied, and which are slower."""
+    if ranking is None:
+        return []
+    names = names_of(study, [each.runs for each in ranking.configurations])
+    words = {runs: single_line(spoken(name), 80) for runs, name in names.items()}
+    devices = count(ranking.configurations[0].runs.cell.world_size, "GPU")
+    first = ranking.fastest
+    if first is None:
+        highest, second, *_ = ranking.configurations
+        return [
+            f"Highest rate on {devices}: {words[highest.runs]}, {central(highest.rate, 'rate')} "
+            f"{ranking.rate.name}, then {words[second.runs]}, {central(second.rate, 'rate')}; "
+            "too few repeats to test the difference."
+        ]
+    line = f"Fastest on {devices}: {words[first.runs]}, {estimate(first.rate, 'rate')}"
+    line += f" {ranking.rate.name}"
+    if first.doubts:
+        line += f" (suspect: {', '.join(first.doubts)})"
+    tied = [words[each.runs] for each in ranking.standing(TIED)]
+    if tied:
+        line += f", tied with {join_words(tied, MOST_TIED)}"
+    lines = [f"{line}."]
+    slower = ranking.standing(SLOWER)
+    if slower:
+        who = words[slower[0].runs]
+        if len(slower) > 1:
+            who = f"{len(slower)} others"
+        sizes = sorted(-each.behind.value for each in slower)
+        least, most = number(sizes[0], "share"), number(sizes[-1], "share")
+        ends = dict.fromkeys([least.removesuffix(f"{THIN}%"), most.removesuffix(f"{THIN}%")])
+        lines.append(f"Slower: {who}, by {' to '.join(ends)}{THIN}%.")
+    untested = [words[each.runs] for each in ranking.standing(UNKNOWN)]
+    if untested:
+        lines.append(f"Too few repeats to test: {join_words(untested, MOST_TIED)}.")
+    return lines
 
 
 # ---- What NCCL settings changed -----------------------------------------------------------------
@@ -327,12 +352,12 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
             word = "slower"
         line = single_line(effect.setting, 60)
         if not compared.verdict:
-            line += f" was {number(abs(change), 'share')} {word} than untouched in single runs"
+            line += f" was {number(abs(change), 'share')} {word} than NCCL's default in single runs"
         elif compared.verdict == NO_DIFFERENCE:
-            line += f" shows no difference in {compared.rate} to untouched"
+            line += f" shows no significant difference in {compared.rate} from NCCL's default"
         else:
             size = estimate(scaled(compared.difference, math.copysign(1, change)), "share")
-            line += f" is {size} {word} than untouched"
+            line += f" is {size} {word} than NCCL's default"
         causes = []
         if effect.other_transport:
             before, after = effect.transports
@@ -352,10 +377,10 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
         if not all(effect.transports):
             causes = []
     s = "s" * (len(without_effect) == 1)
-    line = f"{join_words(names)} show{s} no difference to untouched"
+    line = f"{join_words(names)} show{s} no significant difference from NCCL's default"
     if not has_verdicts:
         size = number(max(changes), "share")
-        line = f"{join_words(names)} differ{s} from untouched by {size} at most in single runs"
+        line = f"{join_words(names)} differ{s} from NCCL's default by {size} at most in single runs"
     return [*lines, _with_causes(line, causes, ratios)]
 
 
@@ -406,35 +431,28 @@ def between_hosts(study: Study, point: Point) -> str:
 # ---- How sure the answer is, and why the devices train less together than alone -----------------
 
 
-def certainty(study: Study, point: Point) -> str:
-    """Return the intervals of the next run, or why they are not known."""
-    rate = interval(point.rate, "rate")
-    if rate:
-        line = f"The next run would give {rate} images/s"
-        share = interval(point.efficiency, "share").replace("\N{NO-BREAK SPACE}%", "")
-        if share:
-            line += f", an efficiency of {share} %"
-        return f"{line} (95 % interval)."
+def unknown_variation(study: Study, point: Point) -> str:
+    """Return that the run-to-run variation of a point is not known, and why; else empty."""
+    if interval(point.rate, "rate"):
+        return ""
     if any(len(runs.records) > 1 for runs in study.timed):
-        return "Too few runs of equal cells are known to say what the next run would give."
-    return "Every cell ran only once."
+        return "Too few repeated runs: the run-to-run variation is unknown."
+    return "Single runs: the run-to-run variation is unknown."
 
 
 def doubt(study: Study, point: Point) -> str:
     """Return why checks cast doubt on the records of the point; empty where none does."""
     if not point.suspect:
         return ""
-    reasons: list[str] = []
+    by_code: dict[str, str] = {}
     for record in study.records_of(point.record_ids):
         if record.validity.verdict == "suspect":
-            for text in record.validity.against.values():
-                # The first clause says it without numbers.
-                reasons.append(single_line(text.partition(":")[0], REASON_LENGTH))
-    reasons = list(dict.fromkeys(reasons))
-    line = f"Checks cast doubt on this: {'; '.join(reasons[:MOST_REASONS])}"
+            by_code = {**record.validity.against, **by_code}
+    reasons = [single_line(sentence(text), REASON_LENGTH) for text in by_code.values()]
+    line = " ".join(["Not reliable.", *reasons[:MOST_REASONS]])
     if len(reasons) > MOST_REASONS:
-        line += f"; and {len(reasons) - MOST_REASONS} more"
-    return f"{line}."
+        line += f" And {count(len(reasons) - MOST_REASONS, 'more reason')}."
+    return line
 
 
 def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
@@ -443,23 +461,20 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     for fall in findings.waterfalls:
         if (fall.gpus, fall.key) != (point.gpus, point.key):
             continue
-        alone = f"{len(fall.gpus)} × the slowest GPU alone without a strategy"
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
-        line = f"{gap} of {number(fall.ideal.value, 'rate')} images/s ({alone}) is lost"
+        line = f"Scaling loss: {gap} of the ideal {number(fall.ideal.value, 'rate')} images/s"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
-            line += f"; the largest sure cause is {part.name}: {size} images/s"
+            line += f". Largest confirmed cause: {part.name}, {size} images/s"
         elif has_intervals:
-            line += "; no single cause stands out from the noise"
+            line += "; no cause is significant"
         return f"{line}."
     parts = []
     share = loss_against_none(findings, point)
     if share is not None:
         size = estimate(share, "share")
-        parts.append(
-            f"it loses {size} of what the same GPUs train without any exchange (strategy none)"
-        )
+        parts.append(f"{size} of the rate without an exchange (strategy none)")
     records = study.records_of(point.record_ids)
     cost_ms, is_of_next_run = None, False
     for runs in study.runs:
@@ -470,11 +485,10 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         size = f"{estimate(cost_ms)} ms"
         if not is_of_next_run:
             size = f"{central(cost_ms)} ms ({interval(cost_ms)} inside its runs)"
-        parts.append(f"the strategy adds {size} to a step of {number(step_ms)} ms")
+        parts.append(f"{size} of a step of {number(step_ms)} ms")
     if not parts:
         return ""
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."
 
 
 # ---- What to do next ----------------------------------------------------------------------------
@@ -487,20 +501,17 @@ def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
         # A driver that names a single GPU has no other.
         records = study.records_of(main.point.record_ids)
         if any(len(gpus_of(record.environment)) != 1 for record in records):
-            offers.append(("see how it scales", "gpus=scale"))
+            offers.append(("measure scaling", "gpus=scale"))
     elif main is not None and not findings.waterfalls:
-        aim = "see where the loss comes from"
+        aim = "break down the loss"
         if main.point.efficiency is None:
-            aim = "see the efficiency and where the loss comes from"
+            aim = "measure the efficiency and break down the loss"
         offers.append((aim, "waterfall=true"))
     if findings.comparisons and not any(each.verdict for each in findings.comparisons):
-        offers.append(("learn which differences are real", "repeats=5"))
+        offers.append(("test which differences are significant", "repeats=5"))
     elif study.timed and all(runs.floor(RATE) is None for runs in study.timed):
-        offers.append(("learn how far runs differ", "repeats=5"))
+        offers.append(("measure run-to-run variation", "repeats=5"))
     if not offers:
         return COMPARE
-    (aim, option), *rest = offers
-    line = f"To {aim}, run with {option}"
-    for aim, option in rest:
-        line += f"; to {aim}, with {option}"
-    return f"{line}."
+    (aim, option), *_ = offers
+    return f"To {aim}: {next_command(study, option)}"

@@ -104,6 +104,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     marked: frozenset[int] = frozenset()  # rows whose numbers are suspect or invalid
+    unshown: frozenset[int] = frozenset()  # rows that are in CSV and JSON only
 
     @staticmethod
     def of(
@@ -112,27 +113,33 @@ class Table:
         columns: Iterable[Column],
         rows: Iterable[Any],
         marked: Callable[[Any], object] = lambda row: False,
+        shown: Callable[[Any], object] = lambda row: True,
     ) -> "Table":
         """Return the table of `rows`, of any type; those that are `marked` are doubtful."""
         columns = tuple(columns)
-        values, doubtful = [], []
+        values, doubtful, unshown = [], [], []
         for index, row in enumerate(rows):
             values.append(tuple(column.of(row) for column in columns))
             if marked(row):
                 doubtful.append(index)
-        return Table(name, caption, columns, tuple(values), frozenset(doubtful))
+            if not shown(row):
+                unshown.append(index)
+        marks = frozenset(doubtful), frozenset(unshown)
+        return Table(name, caption, columns, tuple(values), *marks)
 
     @cached_property
     def for_people(self) -> "Table":
-        """The table without columns that are for programs, and without empty columns."""
+        """The table without columns and rows that are for programs, and without empty columns."""
+        shown = [index for index in range(len(self.rows)) if index not in self.unshown]
+        marked = frozenset(at for at, index in enumerate(shown) if index in self.marked)
         columns, values_of = [], []
-        for index, column in enumerate(self.columns):
-            values = [row[index] for row in self.rows]
+        for position, column in enumerate(self.columns):
+            values = [self.rows[index][position] for index in shown]
             if column.shown and (not values or set(values) - {None, ""}):
                 columns.append(column)
                 values_of.append(values)
         rows = tuple(zip(*values_of, strict=True))
-        return replace(self, columns=tuple(columns), rows=rows)
+        return Table(self.name, self.caption, tuple(columns), rows, marked)
 
     def texts(self, most: int | None = None) -> list[list[str]]:
         """Return the first rows as texts, for the columns of `for_people`."""
@@ -246,7 +253,9 @@ class Table:
         for column in self.for_people.columns:
             headings.append(column.heading)
             formats += "l" if column.is_text else "r"
-        return table_float(self.name, self.caption, headings, formats, self.texts(), self.marked)
+        return table_float(
+            self.name, self.caption, headings, formats, self.texts(), self.for_people.marked
+        )
 
 
 def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:

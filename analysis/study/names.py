@@ -155,9 +155,9 @@ def several(names: Sequence[str]) -> str:
     """Return the first of several names, and how many more there are."""
     if len(names) == 1:
         return names[0]
-    rest = "1 more cell"
+    rest = "1 more configuration"
     if len(names) > 2:
-        rest = f"{len(names) - 1} more cells"
+        rest = f"{len(names) - 1} more configurations"
     return f"{names[0]} and {rest}"
 
 

@@ -188,7 +188,7 @@ def collectives(study: Study, findings: Findings) -> Section:
         "Collectives: the smallest and the largest message, and the fitted line time = α + bytes "
         "÷ β.",
         (
-            Column("cell", "cell"),
+            Column("cell", "run"),
             Column("collective", "collective"),
             Column("gpus", "GPUs", shown=False),
             Column("smallest_bytes", "smallest, bytes", kind="count"),
@@ -258,7 +258,7 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     for power in range(low, high + 1, apart):
         step = min(max(power, 0) // 10, 3)
         ticks[2.0**power] = f"{2.0 ** (power - 10 * step):g} {BYTE_UNITS[step]}"
-    more = truncation_note(runs, MOST_CURVES, "more cell", "collectives.csv")
+    more = truncation_note(runs, MOST_CURVES, "more run", "collectives.csv")
     yield curves_figure(
         "collectives",
         f"Bus bandwidth by message size, as nccl-tests defines it.{more}",
@@ -356,7 +356,7 @@ def jacobi(study: Study, findings: Findings) -> Section:
         "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a "
         "share of a copy's.",
         (
-            Column("cell", "cell", run_name),
+            Column("cell", "run", run_name),
             Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),
             metric("one_gpu_seconds", "one, s"),
             metric("seconds", "all, s"),

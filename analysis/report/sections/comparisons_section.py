@@ -1,12 +1,11 @@
-"""Cells against each other: strategies, settings, real differences, noise floor, studies."""
+"""Configurations against each other: strategies, settings, real differences, variation, studies."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.findings.between_studies import CellDifference, Differences
 from analysis.findings.communication import (
     COST,
     DISAGREEMENT,
@@ -18,17 +17,23 @@ from analysis.findings.communication import (
 )
 from analysis.findings.comparisons import Comparison, SettingEffect
 from analysis.findings.examine import Findings
-from analysis.findings.study_inputs import StudyInput
-from analysis.report.charts import MOST_ROWS, ROW_LENGTH, Axis, DotRow, rows_figure, truncation_note
-from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, for_width
-from analysis.report.main_point import points_of
-from analysis.report.numbers import ABSENT, estimate, number, of_metric
+from analysis.report.charts import (
+    MOST_ROWS,
+    Axis,
+    DotRow,
+    rows_figure,
+    truncation_note,
+)
+from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
+from analysis.report.main_point import DEFAULTS, points_of
+from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_costs, about_intervals, verdict_of
-from analysis.report.table import Column, Table, columns_of, metric_column
+from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.draws import scaled
 from analysis.study.intervals import half_width
-from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNOWN, MeasuredNumber
+from analysis.study.measured_numbers import NO_DIFFERENCE
 from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, ran_alone, short_names
+from analysis.study.names import unit_of as unit_of_study
 from analysis.study.noise_floor import Floor, FloorGroup
 from analysis.study.rates import is_of_training
 from analysis.study.runs import Runs, named
@@ -41,6 +46,8 @@ TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_ste
 NO_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 MOST_SOURCES = 4  # cells that show a noise floor; of more the number is given
 VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")}
+VERDICT_WORDS = {NO_DIFFERENCE: "not significant", "": "not tested"}
+MOST_MATRICES = 2
 
 
 # ---- Strategies ---------------------------------------------------------------------------------
@@ -64,23 +71,22 @@ def strategies(study: Study, findings: Findings) -> Section | None:
             rows.append(row | points.get(record_id, {}))
     names = short_names(str(row["cell"]) for row in rows)
     rows.sort(key=lambda row: (-row["world_size"], -(row["median_rate"] or 0.0)))
-    on_hosts = False  # their GB/s: section on links
+    is_on_links = unit_of_study(study) == "GPUs"  # their GB/s: section on links
     without_effect: Counter[str] = Counter()
     for record in study.usable:
-        on_hosts = on_hosts or bool(record.cell.hosts)
         without_effect[record.validity.codes.get(NO_EFFECT, "")] += 1
     columns = (
-        Column("cell", "cell", lambda row: names[row["cell"]]),
+        Column("cell", "configuration", lambda row: names[row["cell"]]),
+        metric_column("exchange_ms", EXCHANGE_MS, bounded=True),
+        metric_column("cost_ms", COST, heading="overhead ms", bounded=True),
         Column("model", "model", shown=False),
         Column("strategy", "strategy", shown=False),
         Column("gpus", "GPUs"),
-        Column("runs", "runs", kind="count"),
-        metric_column("images_per_second", RATE, bounded=True),
-        metric_column("exchange_ms", EXCHANGE_MS, bounded=True),
-        Column("gb_per_second_per_gpu", "GB/s per GPU", kind="number", shown=not on_hosts),
+        replace(Column("runs", "runs", kind="count"), shown=False),
+        replace(metric_column("images_per_second", RATE, bounded=True), shown=study.timed == ()),
+        Column("gb_per_second_per_gpu", "GB/s per GPU", kind="number", shown=not is_on_links),
         metric_column("of_reference", EXCHANGE_SHARE),
         Column("reference", "reference"),
-        metric_column("cost_ms", COST, bounded=True),
         metric_column("exposed_ms", EXPOSED),
         metric_column("hidden_share", HIDDEN),
         Column("hidden_by_trace", "hidden by trace", kind=of_metric(HIDDEN)),
@@ -90,23 +96,19 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     )
     table = Table.of(
         "strategies",
-        "Cells on several GPUs; numbers are medians over the runs of a cell. GB/s per GPU: "
-        "gradient bytes · 2(n−1)/n ÷ the time of an exchange. Cost: what the strategy adds to a "
-        "step. Exposed: what it adds beyond its cost on one GPU. Hidden: the share of the "
-        f"exchange that is not exposed.{about_intervals(study)}{about_costs(study)}",
+        "Exchange: alone, without training. Overhead: what the strategy adds to a step. Exposed: "
+        "what it adds beyond its overhead on one GPU. Hidden: the share of the exchange that is "
+        f"not exposed.{about_intervals(study)}{about_costs(study)}",
         columns,
         rows,
         marked=lambda row: row["is_suspect"],
     )
     lines = []
-    if not rows:
-        lines.append("No cell that counts ran on several GPUs.")
     for text, number_of in without_effect.items():
         if text and rows:
-            lines.append(f"{single_line(text, 300)} ({count(number_of, 'cell')}).")
-    return Section(
-        "strategies", "Strategies and settings", tuple(first_lines(lines)), tables=(table,)
-    )
+            lines.append(f"{single_line(text, 300)} ({count(number_of, 'run')}).")
+    title = "Gradient exchange and strategy overhead"
+    return Section("strategies", title, tuple(first_lines(lines)), tables=(table,))
 
 
 def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, Any]:
@@ -155,32 +157,31 @@ def settings(study: Study, findings: Findings) -> Section | None:
     if not findings.settings:
         return None
 
-    def untouched(effect: SettingEffect) -> str:
-        """Return the untouched cell's label without its GPUs, which have a column."""
+    def default(effect: SettingEffect) -> str:
+        """Return the label of NCCL's default without its GPUs, which have a column."""
         parts = effect.compared.first.split(BETWEEN)[1:]
         return single_line(BETWEEN.join(part for part in parts if not part.endswith(" untouched")))
 
     columns = (
         Column("setting", "setting", "setting"),
-        Column("cell", "untouched cell", untouched),
+        Column("difference", "rate changes by", "compared.difference", "change", True),
+        Column("verdict", "verdict", lambda row: verdict_word(row.compared.verdict)),
+        Column("cell", "against", default),
         Column("gpus", "GPUs", lambda row: gpu_ids(row.compared.gpus)),
-        Column("transport_untouched", "transport untouched", lambda row: row.transports[0]),
+        Column("transport_untouched", "transport by default", lambda row: row.transports[0]),
         Column("transport", "transport with it", lambda row: row.transports[1]),
         Column("exchange_ms_untouched", "exchange ms", lambda row: row.exchange_ms[0], "number"),
         Column("exchange_ms", "with it", lambda row: row.exchange_ms[1], "number"),
         Column("exchange_ratio", "times as long", "exchange_ratio", "ratio"),
         Column("rate", "rate", "compared.rate"),
-        Column("difference", "rate changes by", "compared.difference", "change", True),
-        Column("verdict", "verdict", lambda row: row.compared.verdict or "no verdict"),
     )
     caption = (
-        "Each NCCL setting against the same cell in which it is untouched; the rate with its 95 % "
-        "interval."
+        "Each NCCL setting against NCCL's default; the change of the rate with its 95 % interval."
     )
     table = Table.of("settings", caption, columns, findings.settings)
     lines: tuple[str, ...] = ()
     if not all(effect.compared.verdict for effect in findings.settings):
-        lines = ("The verdict needs repeats: a single run does not show how far runs differ.",)
+        lines = ("Not tested: single runs do not show the run-to-run variation.",)
     return Section("settings", "NCCL settings", lines, tables=(table,))
 
 
@@ -191,7 +192,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
     """Return the verdicts, and how far the machine drifted; None without either."""
     pairs = findings.comparisons
     lines = []
-    if study.trains or pairs:
+    if pairs:
         lines.append(differences(findings))
     rates = {pair.rate for pair in pairs}
     if not all(map(is_of_training, rates)):
@@ -205,36 +206,115 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         if noise.drift is not None:
             in_rate = f" in {noise.rate}" if len(study.rates) > 1 else ""
             lines.append(
-                "The first cell ran once more at the end: its rate changed by "
+                "The first configuration ran once more at the end: its rate changed by "
                 f"{number(noise.drift, 'change')}{in_rate}."
             )
     if not lines:
         return None
     names = _short_names(pairs)
-    caption = (
-        "The second cell against the first, with the 95 % interval of the difference. “Visible "
-        "from” is the smallest difference that these runs could have shown."
-    )
     columns = (
-        Column("first", "first cell", lambda pair: names[pair.first]),
-        Column("second", "second cell", lambda pair: names[pair.second]),
+        Column("first", "baseline", lambda pair: names[pair.first]),
+        Column("second", "configuration", lambda pair: names[pair.second]),
         Column("asked", "differ in", "asked"),
         Column("rate", "rate", "rate", shown=len(study.rates) > 1),
-        Column("first_runs", "runs of 1st", lambda pair: pair.runs[0], "count"),
-        Column("second_runs", "runs of 2nd", lambda pair: pair.runs[1], "count"),
+        Column("first_runs", "runs of baseline", lambda pair: pair.runs[0], "count", shown=False),
+        Column("second_runs", "runs", lambda pair: pair.runs[1], "count", shown=False),
         Column("difference", "difference", "difference", "change", True),
-        Column("smallest", "visible from", "smallest", "share"),
-        Column("verdict", "verdict", lambda pair: pair.verdict or "no verdict"),
+        Column("smallest", "detectable", "smallest", "share"),
+        Column("verdict", "verdict", lambda pair: verdict_word(pair.verdict)),
         Column("why", "note", "why"),
     )
-    table = Table.of("comparisons", caption, columns, pairs)
-    figures = tuple(_comparison_figure(pairs, names))
+    groups, ordered = _groups(findings), list[Comparison]()
+    matrices, listed = list[Table](), list[int]()
+    for group in groups:
+        ordered += group
+        if not any(pair.verdict for pair in group):
+            continue
+        if len(group) > 2 and len(matrices) < MOST_MATRICES:
+            matrices.append(_matrix(group, f"matrix-{len(matrices) + 1}"))
+        else:
+            listed += [id(pair) for pair in group if pair.first_key == group[0].first_key]
+    caption = (
+        "Each configuration against its baseline, with the 95 % interval of the difference. "
+        "Detectable: the smallest difference that these runs can show (80 % power)."
+    )
+    tables = (
+        *matrices,
+        Table.of("comparisons", caption, columns, ordered, shown=lambda pair: id(pair) in listed),
+    )
+    figures = tuple(_comparison_figure(groups, names))
     lines = list(map(single_line, lines))
-    return Section("comparisons", "Which differences are real", tuple(lines), figures, (table,))
+    return Section(
+        "comparisons", "Which differences are significant", tuple(lines), figures, tables
+    )
+
+
+def verdict_word(verdict: str) -> str:
+    """Return a verdict in the words of the page."""
+    return VERDICT_WORDS.get(verdict, verdict)
+
+
+def _groups(findings: Findings) -> list[list[Comparison]]:
+    """Return the pairs that belong together, each second against one that came before it.
+
+    They differ in the same thing on the same GPUs; the first of the first pair is the baseline.
+    """
+    groups: dict[Any, list[Comparison]] = defaultdict(list)
+    for pair in findings.comparisons:
+        rest = []
+        for name, value in pair.first_key.items():
+            if name not in pair.differing:
+                rest.append((name, value))
+        groups[pair.asked, pair.rate, pair.gpus, frozenset(rest)].append(pair)
+    ordered = []
+    for group in groups.values():
+        default = group[0].first_key
+        for pair in group:
+            for key in (pair.first_key, pair.second_key):
+                if DEFAULTS.items() <= key.items() and not DEFAULTS.items() <= default.items():
+                    default = key
+        against = [pair.swapped() if pair.second_key == default else pair for pair in group]
+        ordered.append(sorted(against, key=lambda pair: pair.first_key != default))
+    return ordered
+
+
+def _matrix(group: Sequence[Comparison], name: str) -> Table:
+    """Return every pair of a group: each configuration against the faster ones."""
+    ranks: dict[str, float] = defaultdict(float)
+    pair_of = {}
+    for pair in group:
+        ranks[pair.first] -= math.log1p(pair.difference.value)
+        ranks[pair.second] += math.log1p(pair.difference.value)
+        pair_of[pair.first, pair.second] = pair
+        pair_of[pair.second, pair.first] = pair.swapped()
+    order = sorted(ranks, key=lambda label: -ranks[label])
+    names = _short_names(group)
+
+    def against(column: str) -> Callable[[str], Value]:
+        def read(row: str) -> Value:
+            pair = pair_of.get((column, row))
+            if pair is None or order.index(row) <= order.index(column):
+                return ""
+            if pair.verdict == NO_DIFFERENCE:
+                return f"{number(pair.difference.value, 'change')} (n. s.)"
+            return pair.difference
+
+        return read
+
+    columns = [Column("cell", "", lambda row: f"{order.index(row) + 1}  {names[row]}")]
+    for position, column in enumerate(order[:-1], 1):
+        columns.append(
+            Column(f"against_{position}", f"against {position}", against(column), "change")
+        )
+    caption = (
+        "Each configuration against the faster ones, by their numbers, with 95 % intervals. n. s.: "
+        "not significant."
+    )
+    return Table.of(name, caption, columns, order)
 
 
 def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
-    """Return {name of a cell: a short name} for all cells of the pairs."""
+    """Return {name of a configuration: a short name} for all of the pairs."""
     names = []
     for pair in pairs:
         names += [pair.first, pair.second]
@@ -242,7 +322,7 @@ def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
 
 
 def differences(findings: Findings) -> str:
-    """Return the largest difference that is seen, and of how many; or that none is."""
+    """Return the largest difference that is significant, and of how many; or that none is."""
     judged, real, least = [], [], []
     for pair in findings.comparisons:
         if pair.verdict:
@@ -252,14 +332,14 @@ def differences(findings: Findings) -> str:
         if pair.verdict in VERDICT_LOOKS:
             real.append(pair)
     if not findings.comparisons:
-        return "No two cells of this study differ in one thing alone."
+        return "No two configurations of this study differ in one thing alone."
     if not judged:
-        pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
-        return f"{pairs} in one thing alone, but too few runs of them are known for a verdict."
+        pairs = count(len(findings.comparisons), "pair differs", "pairs differ")
+        return f"{pairs} in one thing alone; too few repeats to test the differences."
     if not real:
-        line = f"No difference is seen in {count(len(judged), 'comparison')}"
+        line = f"No difference is significant in {count(len(judged), 'comparison')}"
         if least:
-            line += f"; each could have shown one of {number(max(least), 'share')}"
+            line += f"; each detects {number(max(least), 'share')} or more"
         return f"{line}."
     largest = max(real, key=lambda pair: abs(pair.difference.value))
     every = _short_names(findings.comparisons)
@@ -270,10 +350,11 @@ def differences(findings: Findings) -> str:
     if shared:
         where = single_line(f" ({', '.join(shared)})", 120)
     if len(judged) > 1:
-        rest = f"; {len(real):,} of {len(judged):,} comparisons show a difference"
+        rest = f"; {len(real):,} of {len(judged):,} comparisons are significant"
     value = largest.difference.value
     size = estimate(scaled(largest.difference, math.copysign(1, value)), "share")
-    return f"{second} is {size} {largest.verdict} than {first}{where}{rest}."
+    line = f"{second} is {size} {largest.verdict} than {first}{where}{rest}."
+    return f"Largest difference: {line}" if rest else line
 
 
 def _own_and_shared(first: str, second: str) -> tuple[list[str], list[str]]:
@@ -287,33 +368,39 @@ def _own_and_shared(first: str, second: str) -> tuple[list[str], list[str]]:
     return own, shared
 
 
-def _comparison_figure(pairs: Sequence[Comparison], names: Mapping[str, str]) -> Iterator[Figure]:
-    """Yield differences with intervals, largest first, over the noise floor."""
-    judged = [pair for pair in pairs if pair.verdict]
+def _comparison_figure(
+    groups: Sequence[Sequence[Comparison]], names: Mapping[str, str]
+) -> Iterator[Figure]:
+    """Yield the differences from the baselines with their intervals, largest first."""
+    judged = []
+    for group in groups:
+        for pair in group:
+            if pair.verdict and pair.first_key == group[0].first_key:
+                judged.append(pair)
     judged.sort(key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))
     shown = judged[:MOST_ROWS]
     if not shown:
         return
-    rates = {pair.rate for pair in shown}
+    baselines = {_own_and_shared(names[pair.first], names[pair.second])[0][0] for pair in shown}
     rows, band = [], ""
     for pair in shown:
-        size = number(pair.difference.value, "change")
-        if for_width(ROW_LENGTH) >= ROW_LENGTH:
-            size += f", {pair.verdict}"
         own, shared = _own_and_shared(names[pair.first], names[pair.second])
-        label = BETWEEN.join([f"{own[1]} against {own[0]}", *shared])
+        words = own[1] if len(baselines) == 1 else f"{own[1]} against {own[0]}"
+        size = f"{number(pair.difference.value, 'change')}, {verdict_word(pair.verdict)}"
         look = VERDICT_LOOKS.get(pair.verdict, (GREY, "o"))
         floor = pair.floor or 0.0
-        rows.append(DotRow(label, size, pair.difference, *look, floor))
+        rows.append(DotRow(BETWEEN.join([words, *shared]), size, pair.difference, *look, floor))
         if floor:
-            band = "; band: the larger noise floor of the two cells"
-    in_rate = rates.pop() if len(rates) == 1 else "the rate"
+            band = "; band: the run-to-run variation"
+    of_rate = {pair.rate for pair in shown}
+    in_rate = of_rate.pop() if len(of_rate) == 1 else "the rate"
+    against = f" from {baselines.pop()}" if len(baselines) == 1 else ""
     yield rows_figure(
         "comparisons",
-        f"Differences with 95 % intervals{band}. Arrows: faster, slower; dots: no difference seen."
+        f"Differences{against} with 95 % intervals{band}. Dots: not significant."
         f"{truncation_note(judged, MOST_ROWS, 'more comparison', 'comparisons.csv')}",
         rows,
-        Axis(f"difference in {in_rate}", "difference", "change"),
+        Axis(f"difference in {in_rate}", "difference", "change", shown=(0.0,)),
     )
 
 
@@ -353,13 +440,8 @@ def noise(study: Study, findings: Findings) -> Section | None:
         if row["half_share"] is None:
             size = f"{number(row['half'])} {row['unit']}"
         sizes.append(size)
-    runs_of = "the runs of the cells that the last column names"
-    if len(first) == 1:
-        runs_of = f"{count(first[0]['runs'], 'run')} of {first[0]['source']}"
-    line = (
-        f"One more run lies within {' to '.join(dict.fromkeys(sizes))} of a single run in "
-        f"{first[0]['metric']}, 19 times in 20, by {runs_of}."
-    )
+    line = f"Run-to-run variation (95 %) of {first[0]['metric']}: ±"
+    line += f"{' to '.join(dict.fromkeys(sizes))}, estimated from repeated runs."
 
     def differing(kind: str, **headings: str) -> Iterator[Column]:
         """Yield columns that are shown where their rows differ."""
@@ -368,8 +450,8 @@ def noise(study: Study, findings: Findings) -> Section | None:
 
     table = Table.of(
         "noise_floor",
-        "How far one more run may lie from a single run, 95 times in 100. A floor that is lent by "
-        "other groups of cells is never below what a cell's own runs show; of these the widest.",
+        "Run-to-run variation (95 %), estimated from repeated runs. One that is lent by other "
+        "configurations is never below what a configuration's own runs show; of these the widest.",
         (
             *differing("text", strategy="strategy", model="model"),
             *differing("count", batch_size="batch"),
@@ -384,7 +466,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
         ),
         rows,
     )
-    return Section("noise", "The noise floor", (single_line(line, 600),), tables=(table,))
+    return Section("noise", "Run-to-run variation", (single_line(line, 600),), tables=(table,))
 
 
 def repeated_cells(study: Study, metric: str) -> dict[FloorGroup, list[str]]:
@@ -417,105 +499,3 @@ def floor_row(runs: Runs, metric: str, floor: Floor) -> dict[str, Any]:
         "freedom": floor.freedom,
         "lent_by": floor.lent_by,
     }
-
-
-# ---- Cells of several studies --------------------------------------------------------------------
-
-
-INSIDE = "the intervals hold what differs between runs inside each study"
-NOT_IN_TURN = (
-    "They were not measured in turn, so what changes on a machine between sweeps would look the "
-    f"same; {INSIDE}."
-)
-
-
-def studies(
-    differing: Mapping[str, Sequence[str]],
-    sides: Sequence[StudyInput],
-    compared: Mapping[str, Differences],
-) -> Section:
-    """Return what differs between studies, and their cells against those of the first, by name."""
-    tables = [facts_table(differing, [side.name for side in sides])]
-    lines = []
-    first = sides[0].name
-    for index, (name, differences) in enumerate(compared.items(), 1):
-        caption = f"The same cells, {name} against {first}"
-        tables.append(differences_table(differences, f"cells-{index}", caption))
-        if not differences.cells:
-            lines.append(f"{name} and {first} have no cell in common.")
-            continue
-        cells, words = count(len(differences.cells), "cell"), verdict_words(differences.cells)
-        lines.append(single_line(f"{name} against {first}, {cells}: {words}. {NOT_IN_TURN}", 700))
-    for side in sides:
-        if side.study.unreadable:
-            files = count(len(side.study.unreadable), "file")
-            lines.append(f"{side.name}: {files} could not be read: {side.study.unreadable[0]}.")
-    title = "The studies beside each other"
-    return Section("studies", title, tuple(first_lines(lines)), tables=tuple(tables))
-
-
-def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
-    """Return a row for each fact that differs, with its value in each study."""
-    columns = [Column("fact", "")]
-    for index, name in enumerate(names, 1):
-        columns.append(Column(f"study_{index}", name))
-    rows = tuple((fact, *values) for fact, values in differing.items())
-    return Table("differs", "What differs", tuple(columns), rows)
-
-
-def differences_table(differences: Differences, name: str, caption: str) -> Table:
-    """Return both rates of every cell that two studies have, their difference and the verdict."""
-    cells, unit = differences.cells, ""
-    units = {unit_of(cell.metric) for cell in cells if cell.metric}
-    if len(units) == 1:
-        unit = units.pop()
-    names = short_names(cell.name for cell in cells)
-
-    def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
-        own_unit = "" if unit else unit_of(cell.metric)
-        return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
-
-    def runs(cell: CellDifference) -> str:
-        numbers_of_runs = []
-        for side in (cell.first, cell.second):
-            if cell.metric in side:
-                numbers_of_runs.append(str(side[cell.metric].runs))
-        return ", ".join(numbers_of_runs)
-
-    return Table.of(
-        name,
-        f"{caption}, with 95 % intervals",
-        (
-            Column("cell", "configuration", lambda cell: names[cell.name]),
-            Column("runs", "runs", runs, "count"),
-            Column("a", f"A {unit}".strip(), lambda cell: value(cell, cell.first), "number"),
-            Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
-            Column("difference", "difference", "change", "change", True),
-            Column("smallest", "detects", "smallest", "share"),
-            Column("verdict", "verdict on B", "verdict"),
-        ),
-        cells,
-    )
-
-
-def plain_number(metric: str, measured: MeasuredNumber | None) -> str:
-    """Return a number as its metric is written."""
-    if measured is None:
-        return ABSENT
-    return number(measured.plain, of_metric(metric))
-
-
-def unit_of(metric: str) -> str:
-    """Return the unit of a metric for people."""
-    unit = entry_of(metric).unit
-    return "share" if unit == "%" else unit
-
-
-def verdict_words(cells: Sequence[CellDifference]) -> str:
-    """Return `slower in 4, no difference seen in 2`."""
-    verdicts = Counter(cell.verdict for cell in cells)
-    words = []
-    for verdict in (SLOWER, FASTER, NO_DIFFERENCE, UNKNOWN):
-        if verdicts[verdict]:
-            words.append(f"{verdict} in {verdicts[verdict]:,}")
-    return ", ".join(words)

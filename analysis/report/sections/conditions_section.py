@@ -66,20 +66,20 @@ def validity(study: Study, findings: Findings) -> Section:
         Table.of(
             "excluded",
             "Left out: failed, interrupted, invalid or unreadable.",
-            columns_of(cell="cell", state="state", why="why"),
+            columns_of(cell="run", state="state", why="why"),
             excluded,
         ),
         Table.of(
             "remarks",
-            "Cells that count, and what a check found.",
-            columns_of(cell="cell", verdict="verdict", code="code", why="what was found"),
+            "Runs that count, and what a check found.",
+            columns_of(cell="run", verdict="verdict", code="code", why="what was found"),
             remarks,
             marked=lambda row: not row["verdict"].startswith("valid"),
         ),
         Table.of(
             "unchecked",
-            "Checks that could not run on cells that count.",
-            columns_of(code="check", why="why") + columns_of("count", cells="cells"),
+            "Checks that could not be made on runs that count.",
+            columns_of(code="check", why="why") + columns_of("count", cells="runs"),
             unchecked,
         ),
     )
@@ -102,16 +102,16 @@ def _validity_lines(study: Study) -> list[str]:
         words.append(f"{cells:,} {word}")
     lines = ["No record could be read."]
     if study.records:
-        lines = [f"{count(len(study.records), 'cell')}: {join_words(words)}."]
+        lines = [f"{count(len(study.records), 'run')}: {join_words(words)}."]
     if study.compared:
         lines.append(study.compared)
     if unchecked:
-        lines.append(f"In {count(unchecked, 'cell')} not every check could run.")
+        lines.append(f"In {count(unchecked, 'run')} not every check could be made.")
     if study.replaced:
-        attempts = "other attempt at the same cells is", "other attempts at the same cells are"
+        attempts = "other attempt at the same runs is", "other attempts at the same runs are"
         lines.append(f"{count(len(study.replaced), *attempts)} not counted.")
     if len(study.installations) > 1:
-        each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
+        each = [f"{name} ({count(cells, 'run')})" for name, cells in study.installations.items()]
         lines.append(
             f"The records come from {len(study.installations)} machines or installations, and are "
             f"not compared with each other: {single_line('; '.join(each), 900)}."
@@ -146,7 +146,7 @@ def environment(study: Study, findings: Findings) -> Section:
     rows = []
     for sort, by_name in (("machine", facts), ("variable", dict(sorted(variables.items())))):
         for name, values in by_name.items():
-            text = "; ".join(f"{value} ({count(cells, 'cell')})" for value, cells in values.items())
+            text = "; ".join(f"{value} ({count(cells, 'run')})" for value, cells in values.items())
             if len(values) > MOST_VALUES:
                 text = f"{len(values):,} different values"
             elif len(values) == 1:
@@ -161,12 +161,12 @@ def environment(study: Study, findings: Findings) -> Section:
     words = []
     for setting, cells in from_outside.items():
         if cells < len(study.records):
-            setting += f" ({count(cells, 'cell')})"
+            setting += f" ({count(cells, 'run')})"
         words.append(setting)
     lines: tuple[str, ...] = ()
     if words:
         text = (
-            f"Set outside Ringside, and able to change results: {join_words(words)}. Cells that "
+            f"Set outside Ringside, and able to change results: {join_words(words)}. Runs that "
             "differ in it are not compared."
         )
         lines = (single_line(text, 900),)
@@ -218,7 +218,7 @@ def commands(study: Study, findings: Findings) -> Section:
     lines = []
     for overrides, invocations in Counter(sweeps.values()).items():
         command = single_line(shlex.join(["python", "launch.py", *overrides]), 2000)
-        line = f"{command}  # {count(cells[overrides], 'cell')}"
+        line = f"{command}  # {count(cells[overrides], 'run')}"
         if invocations > 1:
             line += f", {invocations} invocations"
         lines.append(line)
@@ -229,7 +229,7 @@ def commands(study: Study, findings: Findings) -> Section:
 
 
 def cells(study: Study, findings: Findings) -> Section:
-    """Return every cell, failed ones too."""
+    """Return every run, failed ones too."""
     several = SeveralRecords(study)
     values = {record.record_id: several.values(record) for record in study.records}
 
@@ -260,12 +260,12 @@ def cells(study: Study, findings: Findings) -> Section:
         return at.strftime("%Y-%m-%d %H:%M:%S")
 
     columns = (
-        Column("cell", "cell", run_name),
+        Column("cell", "run", run_name),
+        with_interval("images_per_second", RATE),
+        current("efficiency", EFFICIENCY),
         Column("state", "state", _state),
         Column("codes", "codes", lambda record: ", ".join(record.validity.codes)),
         Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),
-        with_interval("images_per_second", RATE),
-        current("efficiency", EFFICIENCY),
         Column("efficiency_at_equal_clocks", "", at_equal_clocks, "share", shown=False),
         Column("sm_mhz", "", lambda record: record.metrics.get(CLOCK), "count", shown=False),
         with_interval("exchange_ms", "comm/exchange_ms"),
@@ -283,14 +283,13 @@ def cells(study: Study, findings: Findings) -> Section:
     )
     table = Table.of(
         "cells",
-        "Every single run, in the order of their start. Its efficiency is against all baselines "
-        f"that the study has now.{about_intervals(study)}{about_costs(study)} Times and record ids "
-        "are in cells.csv.",
+        f"Every run, in the order of their start.{about_intervals(study)}{about_costs(study)} "
+        "Times and record ids are in cells.csv.",
         columns,
         study.records,
         marked=lambda record: not _state(record).startswith("valid"),
     )
-    return Section("cells", "Every cell", tables=(table,))
+    return Section("cells", "Every run", tables=(table,))
 
 
 # ---- What the cells cost -------------------------------------------------------------------------
@@ -318,8 +317,8 @@ def costs(study: Study, findings: Findings) -> Section | None:
         return None
     total = math.fsum(totals)
     share = number(math.fsum(measuring) / total, "share")
-    line = f"{count(len(records), 'cell')} took {number(total)} s, {share} of it spent measuring."
-    return Section("costs", "What the cells cost", (line,), tables=(costs_table(records),))
+    line = f"{count(len(records), 'run')} took {number(total)} s, {share} of it spent measuring."
+    return Section("costs", "Time that the runs took", (line,), tables=(costs_table(records),))
 
 
 def costs_table(records: Sequence[Record]) -> Table:
@@ -330,17 +329,14 @@ def costs_table(records: Sequence[Record]) -> Table:
         row: dict[str, Value] = {"cell": run_name(record), "record_id": record.record_id}
         rows.append(row | together(cost) | {"seconds": cost.total, "overhead_ratio": cost.ratio})
     columns = [
-        *columns_of(cell="cell"),
+        *columns_of(cell="run"),
         *columns_of("ms", start="start", first_step="first step", warm_up="warm-up"),
         *columns_of("ms", measured="measured", checks_and_gaps="checks and gaps", end="end"),
         *columns_of("ms", seconds="total"),
         *columns_of("ratio", overhead_ratio="ratio"),
         Column("record_id", "record", shown=False),
     ]
-    caption = (
-        "Where the wall time of each cell went, in seconds. Ratio: wall time for each second of "
-        "measuring."
-    )
+    caption = "Wall time of each run, in seconds. Ratio: wall time for each second of measuring."
     return Table.of("costs", caption, columns, rows)
 
 

@@ -11,7 +11,7 @@ from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
-from analysis.study.names import gpu_ids, ran_alone, short_names
+from analysis.study.names import gpu_ids, short_names, unit_of
 from analysis.study.study import Study
 from analysis.text import count, sentence, single_line
 from analysis.topology.model import NET
@@ -27,26 +27,27 @@ LOST_MS = Axis("lost ms per step", "lost_ms")
 LOST_WORDS = {
     COST: {
         "column": "to the strategy",
-        "figure": "What the strategy costs a step",
-        "sentence": "the strategy costs a step",
+        "figure": "Strategy overhead per step",
+        "sentence": "the strategy overhead per step is",
     },
     EXPOSED: {
         "column": "to communication",
         "figure": "Exposed communication",
-        "sentence": "of communication a step does not hide",
+        "sentence": "exposed communication per step is",
     },
 }
 
 
 def links(study: Study, findings: Findings) -> Section | None:
     """Return the bandwidth of each subset's exchange with its links, and what a link is worth."""
-    if not study.trains or (study.records and ran_alone(study)):
+    if not findings.wires or not study.trains or unit_of(study) != "GPUs":
         return None
-    names = short_names(subset.label for subset in findings.wires)
+    exchanging = [subset for subset in findings.wires if subset.exchange_gb_per_s is not None]
+    names = short_names(subset.label for subset in exchanging)
     alone = "peer copies GB/s"
     caption = (
-        "The exchange of each subset (busbw), its slowest link, and what its links carry by "
-        "measured copies and by data sheets."
+        "Bus bandwidth of the gradient exchange, beside what the slowest link carries by measured "
+        "copies and by its data sheet."
     )
     if any((subset.link_class or "").startswith(NET) for subset in findings.wires):
         alone = "links alone GB/s"
@@ -55,24 +56,23 @@ def links(study: Study, findings: Findings) -> Section | None:
         "wires",
         caption,
         (
-            Column("cell", "cell", lambda subset: names[subset.label]),
+            Column("cell", "configuration", lambda subset: names[subset.label]),
+            Column("exchange_gb_per_s", "exchange GB/s", "exchange_gb_per_s", "number"),
+            Column("p2p_gb_per_s", alone, "p2p_gb_per_s", "number"),
+            Column("nominal_gb_per_s", "nominal GB/s", "nominal_gb_per_s", "number"),
             Column("strategy", "strategy", "strategy", shown=False),
             Column("gpus", "GPUs", lambda subset: gpu_ids(subset.gpus)),
             Column("link_class", "link class", "link_class"),
             Column("transport", "transport", "transport"),
-            Column("exchange_gb_per_s", "exchange GB/s", "exchange_gb_per_s", "number"),
-            Column("p2p_gb_per_s", alone, "p2p_gb_per_s", "number"),
-            Column("nominal_gb_per_s", "nominal GB/s", "nominal_gb_per_s", "number"),
-            Column("efficiency", "efficiency", "efficiency", "share"),
+            Column("efficiency", "efficiency", "efficiency", "share", shown=False),
         ),
-        findings.wires,
+        exchanging,
     )
     worth = Table.of(
         "worth",
-        "What a link is worth: images per second that each GPU loses with a link class, against "
-        "the best class.",
+        "Throughput lost per GPU on each kind of link, relative to the best.",
         (
-            Column("cell", "cell", "label"),
+            Column("cell", "configuration", "label"),
             Column("strategy", "strategy", "strategy"),
             Column("link_class", "link class", "link_class"),
             Column("lost", "lost images/s per GPU", "lost", "number", True),
@@ -81,19 +81,16 @@ def links(study: Study, findings: Findings) -> Section | None:
         ),
         findings.worth,
     )
-    lines = []
-    if not findings.wires:
-        lines.append("No cell of several GPUs with known links measured its exchange.")
-    return Section("wires", "Bandwidth and links", tuple(lines), tables=(table, worth))
+    return Section("wires", "Bandwidth and links", tables=(table, worth))
 
 
 # ---- Lost time against the speed of the links ---------------------------------------------------
 
 
 def wire_lines(study: Study, findings: Findings) -> Section | None:
-    """Return a line for each mechanism with its cells; without one, what is missing."""
+    """Return a line for each mechanism with its cells; None without one."""
     lines = findings.wire_lines
-    if not lines and not findings.no_wire_line:
+    if not lines or unit_of(study) != "GPUs":
         return None
     names = short_names(line.label for line in lines)
     texts, figures = [], []
@@ -103,21 +100,21 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         start = f"{names[line.label]}: {LOST_WORDS[line.quantity]['sentence']}"
         text = (
             f"{start} {fixed} ms, and {share} of the time that the exchange takes alone "
-            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} cells)"
+            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} configurations)"
         )
         texts.append(sentence(text))
         if line.speeds == 2:
             texts.append(
-                "The links have only two speeds here, and a line goes through any two points: no "
-                "cell between them tests it."
+                "The links have only two speeds here, and a line goes through any two points: "
+                "nothing between them tests it."
             )
         if panel > MOST_LINES:
             continue
         # The cells, the line, and the band in which 95 % of further cells fall.
         subject = f"{LOST_WORDS[line.quantity]['figure']}, {single_line(names[line.label])}"
         caption = (
-            f"{subject}, against the time that the exchange takes alone. Band: 95 % of further "
-            f"cells. Labels where they fit; {count(len(line.points), 'cell')} in wire_cells.csv."
+            f"{subject}, against the time that the exchange takes alone. Band: 95 % prediction "
+            f"interval. {count(len(line.points), 'configuration')} in wire_cells.csv."
         )
         points, pairs = [], []
         for point in line.points:
@@ -131,11 +128,8 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
             drawn.append((x, fitted.expected(x)))
         colour, name = palette[line.strategy], f"wire-line-{panel}"
         figures.append(scatter_figure(name, caption, points, drawn, colour, WIRE_MS, LOST_MS))
-    if findings.no_wire_line:
-        texts.append(sentence(findings.no_wire_line))
     texts += filter(None, [truncation_note(lines, MOST_LINES, "more line", "wire_lines.csv")])
-    tables = _line_tables(study, lines, names) if lines else ()
-    title = "Lost time and the speed of the links"
+    title, tables = "Does link speed explain the loss?", _line_tables(study, lines, names)
     return Section("wire-lines", title, tuple(texts), tuple(figures), tables)
 
 
@@ -153,23 +147,22 @@ def _line_tables(
             cells.append({**vars(point), **words, "cell": point.label, "lost_ms": lost})
     return Table.of(
         "wire_lines",
-        "What a cell loses per step: a fixed time, and a share of the time that its exchange takes "
-        "alone.",
+        "Loss per step: a fixed time, and a share of the time that the exchange takes alone.",
         (
-            Column("cells", "cells", lambda line: names[line.label]),
+            Column("cells", "configurations", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
             Column("lost", "lost", lambda line: LOST_WORDS[line.quantity]["column"]),
             Column("fixed_ms", "fixed ms", "fixed_ms", "ms", True),
             Column("share", "share", "share", "share", True),
             Column("r_squared", "R²", "r_squared", "ratio"),
             Column("deviation_ms", "residuals ms", "deviation_ms", "ms"),
-            Column("count", "cells used", lambda line: len(line.points), "count"),
+            Column("count", "points", lambda line: len(line.points), "count"),
             Column("speeds", "different times", "speeds", "count"),
         ),
         lines,
     ), Table.of(
         "wire_cells",
-        "Every cell beside its line, with what the line through the others lets expect of it.",
+        "Measured loss of each configuration, and the value predicted from all others.",
         (
             Column("line", "line", shown=len(names) > 1),
             Column("lost", "lost", shown=len(lines) > 1),

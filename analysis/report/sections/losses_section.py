@@ -1,4 +1,4 @@
-"""Where the rate goes: the waterfall, and one step of a cell that launch.profiled_pass traced.
+"""Where throughput is lost: the waterfall, and one step of a cell that launch.profiled_pass traced.
 
 Anybody may have edited a drawing. It is shown as an image: a browser runs nothing in an image and
 loads nothing for it.
@@ -23,12 +23,11 @@ from analysis.report.charts import (
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
 from analysis.report.main_point import main_point
 from analysis.report.numbers import number
-from analysis.report.section import RATE, Section, about_intervals, words_of
+from analysis.report.section import Section, about_intervals, words_of
 from analysis.report.table import Column, Table
 from analysis.study.draws import scaled
 from analysis.study.intervals import Estimate
-from analysis.study.names import gpu_ids, ran_alone, run_name, short_names
-from analysis.study.runs import median_of
+from analysis.study.names import gpu_ids, run_name, short_names
 from analysis.study.study import Study
 from analysis.text import single_line
 from benchmarks.record import CellFolder, RecordError, read, record_paths
@@ -41,13 +40,15 @@ HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
-    """Return where the rate goes, part by part, down to the residual; None for one GPU alone."""
-    if not study.trains or (study.records and ran_alone(study)):
+    """Return where throughput is lost, part by part, down to the residual; None where most parts
+    are not known.
+    """
+    falls = [fall for fall in findings.waterfalls if fall.is_explained]
+    if not falls:
         return None
-    names = short_names(fall.label for fall in findings.waterfalls)
+    names = short_names(fall.label for fall in falls)
     rows = []
-    lines: list[str] = []
-    for fall in findings.waterfalls:
+    for fall in falls:
         for row in waterfall_rows(fall):
             rows.append(row | {"cell": names[fall.label], "gpus": gpu_ids(fall.gpus)})
     table = Table.of(
@@ -55,22 +56,18 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
         "From the ideal rate to the measured one; parts and residual add up to the gap."
         f"{about_intervals(study)}",
         (
-            Column("cell", "cell"),
-            Column("gpus", "GPUs"),
             Column("part", "part"),
             Column("images_per_second", "images/s", kind="rate", bounded=True),
             Column("share", "of ideal", kind="part"),
             Column("ms", "ms of a step", kind="ms", bounded=True),
+            Column("cell", "configuration", shown=len(falls) > 1),
+            Column("gpus", "GPUs", shown=len(falls) > 1),
             Column("why", "note"),
         ),
         rows,
     )
-    if not rows:
-        lines.append("To see where the loss comes from, run with waterfall=true.")
-        if study.usable and median_of(study.usable, RATE) is None:
-            lines = ["Not known: no cell that counts measured images per second."]
-    figures = tuple(waterfall_figures(study, findings.waterfalls, names))
-    return Section("waterfall", "Where the rate goes", tuple(lines), figures, (table,))
+    figures = tuple(waterfall_figures(study, falls, names))
+    return Section("waterfall", "Where throughput is lost", (), figures, (table,))
 
 
 def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
@@ -125,7 +122,7 @@ def waterfall_figures(
             name = words(single_line(row["part"], WATERFALL_LENGTH))
             steps.append(_step(row["step"], name, fall.ideal.value))
         if any(step.pale for step in steps):
-            caption += " Pale: not told apart from 0."
+            caption += " Pale: not significantly different from 0."
         if panel == MOST_WATERFALLS:
             caption += truncation_note(
                 waterfalls, MOST_WATERFALLS, "more waterfall", "waterfall.csv"

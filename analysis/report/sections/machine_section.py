@@ -11,7 +11,6 @@ from analysis.report.charts import heat_map_figure, scale_of
 from analysis.report.figure import Figure
 from analysis.report.section import Section
 from analysis.report.table import Table, Value, columns_of, numbers_table
-from analysis.study import names
 from analysis.study.names import run_name
 from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
 from analysis.study.study import Study
@@ -67,11 +66,6 @@ def machine(study: Study, findings: Findings) -> Section:
         [row for _, row in sorted(newest.items())],
     )
     tables = (hosts,) if hosts.rows else ()
-    if not figures and not tables and names.unit_of(study) == "GPUs":
-        lines.append(
-            "No record has the machine's links, and no matrix of pairs was measured (add "
-            "benchmark=p2p)."
-        )
     return Section("links", "The machine and its links", tuple(lines), tuple(figures), tables)
 
 

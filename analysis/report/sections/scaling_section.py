@@ -39,11 +39,10 @@ from analysis.study.names import (
 )
 from analysis.study.runs import named
 from analysis.study.study import Study
-from analysis.text import first_lines, sentence, single_line
+from analysis.text import single_line
 from benchmarks.record import finite
 from conf.cell import Member
 
-OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
 MOST_FIGURES = 3  # of each kind: a page is read, the tables hold the rest
 MOST_CURVES = 6  # of one figure
 MOST_LINEAR_SIZE = 16  # GPUs; with more the axis is logarithmic
@@ -56,9 +55,9 @@ RATES = "images_per_second"  # the key of rates
 
 def scaling(study: Study, findings: Findings) -> Section | None:
     """Return curves, their points, the fits, and why some points have no efficiency."""
-    if not study.trains:
-        return None
     curves = findings.scaling.curves
+    if not curves:
+        return None
 
     def request_and_batch(curve: Curve) -> tuple[str, int]:
         options = dict(curve.points[0].key)
@@ -69,22 +68,6 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         curves = tuple(sorted(curves, key=request_and_batch))
     names = short_names(curve.label for curve in curves)
     points = points_of(curves)
-    lines = []
-    if not curves:
-        lines.append("No cell that counts measured images per second.")
-    slowed = []  # `98.1 % instead of 97.0 % (eager on gpus 0,1)`
-    for curve, point in points:
-        if point.efficiency and point.clock_ratio and abs(point.clock_ratio - 1) > OTHER_CLOCKS:
-            equal = number(point.at_equal_clocks, "share")
-            share = number(point.efficiency.value, "share")
-            where = f"{names[curve.label]} on {gpu_list(point.gpus)}"
-            slowed.append(f"{equal} instead of {share} ({where})")
-    if slowed:
-        lines.append(
-            "If steps followed the SM clock, the efficiency at that of the slowest GPU alone would "
-            f"be {'; '.join(slowed)}; steps that wait for memory follow it less."
-        )
-    lines += first_lines(map(sentence, findings.scaling.refusals))
     fits = []
     for curve in curves:
         for fit in curve.fits:
@@ -95,19 +78,16 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             fits.append(row | {"parameters": ", ".join(shares)})
     fits_table = Table.of(
         "fits",
-        "Laws fitted where enough numbers of GPUs were measured. The error is that of the point "
-        "farthest from the law.",
-        columns_of(curve="cells", law="law", parameters="shares")
+        "Laws fitted where enough numbers of GPUs were measured; error: of the farthest point.",
+        columns_of(curve="configuration", law="law", parameters="shares")
         + columns_of("share", error="error"),
         fits,
     )
     tables = (_points_table(study, points, names), fits_table)
-    title = "Rates" if ran_alone(study) else "Scaling"
-    return Section("scaling", title, tuple(lines), tuple(_figures(study, curves)), tables)
+    return Section("scaling", "Configurations", (), tuple(_figures(study, curves)), tables)
 
 
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
-    alone = ran_alone(study)
     by_id = {record.record_id: record for record in study.records}
     kinds = {curve.kind for curve, _ in points}
     has_efficiency, hosts, slowest_kind = False, "", "count"
@@ -121,33 +101,41 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         return gpu_ids(row.point.without_baseline)
 
     def verdict(row: CurvePoint) -> str:
-        return verdict_of(map(by_id.__getitem__, row.point.record_ids))
+        return verdict_of(map(by_id.__getitem__, row.point.record_ids)) or "valid"
 
     columns = [
-        Column("curve", "cells", lambda row: names[row.curve.label]),
-        Column("kind", "scaling", "curve.kind", shown=len(kinds) > 1),
-        Column("gpus", "GPUs", lambda row: gpu_ids(row.point.gpus)),
-        Column("world_size", "how many", "point.world_size", "count", shown=not alone),
-        Column("runs", "runs", "point.runs", "count"),
-        Column("batch_size", "images per GPU", "point.batch_size", "count"),
+        Column("curve", "configuration", lambda row: names[row.curve.label]),
         Column(RATES, "images/s", "point.rate", "rate", True),
         Column("efficiency", "efficiency", "point.efficiency", "share", True),
+        Column("kind", "scaling", "curve.kind", shown=len(kinds) > 1),
+        Column("gpus", "GPUs", lambda row: gpu_ids(row.point.gpus)),
+        Column("world_size", "how many", "point.world_size", "count", shown=False),
+        Column("runs", "runs", "point.runs", "count"),
+        Column("mark", "verdict", verdict),
+        Column("batch_size", "images per GPU", "point.batch_size", "count"),
         Column("node_efficiency", "by hosts", "point.node_efficiency", "share", True),
         Column("efficiency_at_equal_clocks", "at equal clocks", "point.at_equal_clocks", "share"),
         Column("speedup", "speed-up", "point.speedup", "ratio", True),
         Column("baseline", "slowest alone", "point.baseline", "rate", True),
         Column("slowest", "slowest GPU", "point.slowest", slowest_kind),
-        Column("without_baseline", "not measured alone", not_alone, shown=has_efficiency),
-        Column("mark", "verdict", verdict),
+        Column("without_baseline", "not measured alone", not_alone, shown=False),
     ]
-    caption = (
-        "Every set of GPUs that was measured. Efficiency and speed-up are against its slowest GPU "
-        f"alone{hosts}."
+    caption = f"Each configuration: the median of its runs.{about_intervals(study)}"
+    if has_efficiency:
+        caption += (
+            f" Efficiency and speed-up: against the slowest GPU alone{hosts}. At equal clocks: as "
+            "if steps followed the SM clock; steps that wait for memory follow it less."
+        )
+    scaling = {id(curve) for curve, point in points if point.efficiency is not None}
+    return Table.of(
+        "points",
+        caption,
+        columns,
+        points,
+        marked=lambda row: row.point.suspect,
+        # A single GPU is in the columns of the others of its curve.
+        shown=lambda row: row.point.world_size > 1 or id(row.curve) not in scaling,
     )
-    if alone:
-        caption = "Every cell that was measured, each on one GPU; none says how it scales."
-    caption += about_intervals(study)
-    return Table.of("points", caption, columns, points, marked=lambda row: row.point.suspect)
 
 
 def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
@@ -286,7 +274,7 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
         figures.append(_option_figure(study, f"by-option-{panel}", option, about, lines, more))
     if not figures:
         return None
-    return Section("scaling", "Rates", figures=tuple(figures))
+    return Section("scaling", "Configurations", figures=tuple(figures))
 
 
 def _option_lines(option: str, points: Sequence[CurvePoint]) -> list[OptionLine]:

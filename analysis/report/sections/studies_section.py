@@ -1,0 +1,172 @@
+"""Several studies side by side: what differs between them, and how the same configurations do."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from analysis.findings.between_studies import CellDifference, Differences
+from analysis.findings.study_inputs import StudyInput
+from analysis.report.charts import (
+    MOST_ROWS,
+    PHONE_LENGTH,
+    Axis,
+    DotRow,
+    rows_figure,
+    truncation_note,
+)
+from analysis.report.figure import GREY, Figure
+from analysis.report.numbers import ABSENT, estimate, number, of_metric
+from analysis.report.section import Section
+from analysis.report.sections.comparisons_section import VERDICT_LOOKS, verdict_word
+from analysis.report.table import Column, Table
+from analysis.study.draws import scaled
+from analysis.study.intervals import Estimate
+from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNOWN, MeasuredNumber
+from analysis.study.names import short_names, spoken
+from analysis.text import count, first_lines, single_line
+from benchmarks.record.metrics import metric as entry_of
+
+NOT_IN_TURN = (
+    "They were not measured in turn: a change of the machine between the sweeps would look the "
+    "same."
+)
+
+
+def studies(
+    differing: Mapping[str, Sequence[str]],
+    sides: Sequence[StudyInput],
+    compared: Mapping[str, Differences],
+) -> Section:
+    """Return what differs between studies, and their cells against those of the first, by name."""
+    tables = [facts_table(differing, [side.name for side in sides])]
+    lines, finding = [], []
+    names = short_names(side.name for side in sides)
+    first = names[sides[0].name]
+    for index, (name, differences) in enumerate(compared.items(), 1):
+        name = names[name]
+        caption = f"The same configurations, {name} against {first}"
+        tables.append(differences_table(differences, f"cells-{index}", caption))
+        if not differences.cells:
+            lines.append(f"{name} and {first} have no configuration in common.")
+            finding.append(lines[-1])
+            continue
+        cells = count(len(differences.cells), "configuration")
+        line = f"{name} against {first}, {cells}: {verdict_words(differences.cells)}."
+        finding += list(filter(None, (_worst_change(differences, name, first), line)))
+        lines.append(single_line(f"{line} {NOT_IN_TURN}", 700))
+    for side in sides:
+        if side.study.unreadable:
+            files = count(len(side.study.unreadable), "file")
+            lines.append(f"{side.name}: {files} could not be read: {side.study.unreadable[0]}.")
+    title = "The studies side by side"
+    lines, finding = first_lines(lines), [single_line(line, 400) for line in finding]
+    return Section("studies", title, tuple(lines), (), tuple(tables), finding=tuple(finding[:2]))
+
+
+def _worst_change(differences: Differences, name: str, first: str) -> str:
+    """Return the significant change that matters most, by the name of its configuration."""
+    names = short_names(cell.name for cell in differences.cells)
+    for verdict in (SLOWER, FASTER):
+        for cell, change in _changes(differences):
+            if cell.verdict == verdict:
+                size = estimate(scaled(change, math.copysign(1, change.value)), "share")
+                line = f"{spoken(names[cell.name])} is {size} {verdict} on {name} than on {first}"
+                return f"{line} (not reliable: {cell.doubts})." if cell.doubts else f"{line}."
+    if all(cell.verdict == UNKNOWN for cell in differences.cells):
+        return f"Whether {name} differs from {first} cannot be told: {differences.cells[0].why}."
+    return f"No significant difference between {name} and {first}."
+
+
+def _changes(differences: Differences) -> list[tuple[CellDifference, Estimate]]:
+    """Return the changes of the rates, the largest first, those without a verdict last."""
+    cells = []
+    for cell in differences.cells:
+        if cell.change is not None:
+            cells.append((cell, cell.change))
+    return sorted(cells, key=lambda pair: (pair[0].verdict == UNKNOWN, -abs(pair[1].value)))
+
+
+def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
+    """Yield the change of every configuration from the first of several studies."""
+    for panel, (name, differences) in enumerate(compared.items(), 1):
+        names = short_names(cell.name for cell in differences.cells)
+        cells = _changes(differences)
+        rows = []
+        for cell, change in cells[:MOST_ROWS]:
+            look = VERDICT_LOOKS.get(cell.verdict, (GREY, "o"))
+            right = f"{number(change.value, 'change')}, {verdict_word(cell.verdict)}"
+            rows.append(DotRow(names[cell.name], right, change, *look, 0.0, bool(cell.doubts)))
+        if rows:
+            caption = f"Change on {name} with 95 % intervals. Dots: not significant."
+            if any(row.is_doubtful for row in rows):
+                caption += " Hollow: suspect."
+            caption += truncation_note(cells, MOST_ROWS, "more configuration", f"cells-{panel}.csv")
+            axis = Axis("change of the rate", "change", "change", shown=(0.0,))
+            yield rows_figure(f"changes-{panel}", caption, rows, axis, PHONE_LENGTH)
+
+
+def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
+    """Return a row for each fact that differs, with its value in each study."""
+    columns = [Column("fact", "")]
+    for index, name in enumerate(names, 1):
+        columns.append(Column(f"study_{index}", name))
+    rows = tuple((fact, *values) for fact, values in differing.items())
+    return Table("differs", "What differs", tuple(columns), rows)
+
+
+def differences_table(differences: Differences, name: str, caption: str) -> Table:
+    """Return both rates of every cell that two studies have, their difference and the verdict."""
+    cells, unit = differences.cells, ""
+    units = {unit_of(cell.metric) for cell in cells if cell.metric}
+    if len(units) == 1:
+        unit = units.pop()
+    names = short_names(cell.name for cell in cells)
+
+    def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
+        own_unit = "" if unit else unit_of(cell.metric)
+        return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
+
+    def runs(cell: CellDifference) -> str:
+        numbers_of_runs = []
+        for side in (cell.first, cell.second):
+            if cell.metric in side:
+                numbers_of_runs.append(str(side[cell.metric].runs))
+        return ", ".join(numbers_of_runs)
+
+    return Table.of(
+        name,
+        f"{caption}, with 95 % intervals",
+        (
+            Column("cell", "configuration", lambda cell: names[cell.name]),
+            Column("runs", "runs", runs, "count"),
+            Column("a", f"A {unit}".strip(), lambda cell: value(cell, cell.first), "number"),
+            Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
+            Column("difference", "difference", "change", "change", True),
+            Column("smallest", "detects", "smallest", "share"),
+            Column("verdict", "verdict on B", "verdict"),
+        ),
+        cells,
+    )
+
+
+def plain_number(metric: str, measured: MeasuredNumber | None) -> str:
+    """Return a number as its metric is written."""
+    if measured is None:
+        return ABSENT
+    return number(measured.plain, of_metric(metric))
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric for people."""
+    unit = entry_of(metric).unit
+    return "share" if unit == "%" else unit
+
+
+def verdict_words(cells: Sequence[CellDifference]) -> str:
+    """Return `slower in 4, no difference seen in 2`."""
+    verdicts = Counter(cell.verdict for cell in cells)
+    words = []
+    for verdict in (SLOWER, FASTER, NO_DIFFERENCE, UNKNOWN):
+        if verdicts[verdict]:
+            words.append(f"{verdict} in {verdicts[verdict]:,}")
+    return ", ".join(words)
