@@ -193,7 +193,7 @@ class ValidityLimits:
     )
     change_limit: float = option(
         0.01,
-        "share by which the step time may change while it is timed; 3 times that on CPU workers",
+        "share by which the step time may change while it is timed; on CPU workers noise_limit",
         least=0,
     )
     pause_limit: float = option(

@@ -73,11 +73,12 @@ def timed(ms):
             return by_window
 
 
-def codes_of_time(ms):
+def codes_of_time(ms, device="cuda"):
     """Return the codes that the checks of time give a run of these steps."""
     checks = {"stationarity": statistics.stationarity(ms), "pauses": statistics.pauses(ms)}
     checks["iterations"] = len(ms)
-    record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
+    metrics = {"step/ms_median": statistics.median(ms)}
+    record = SimpleNamespace(checks=checks, metrics=metrics, cell=SimpleNamespace(device=device))
     fired = set()
     for check in (limits.not_stationary, limits.pauses):
         sentence = check.judge(record, ValidityLimits())

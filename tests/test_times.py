@@ -4,11 +4,12 @@ the smallest size that each check claims; the clean lines have none of these cod
 
 import copy
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from coverage import FAULTS, SERIES, with_faults, within_a_run
+from coverage import FAULTS, SERIES, codes_of_time, with_faults, within_a_run
 
 from analysis.validity.checks import judge
 from benchmarks.derived import derived_values
@@ -144,6 +145,34 @@ def test_intervals_hold_the_truth_and_clean_series_have_no_code(name):
         assert np.mean(held[what].holds) >= 0.84, what
     assert max(codes.values()) <= 1 / 60
     assert np.median(held["mean"].widths) < 2 * np.quantile(held["mean"].errors, 0.95)
+
+
+# 51 clean cells of fmnist_cnn, five strategies, on two idle cores: their timed steps, by window.
+IDLE = [
+    json.loads(line) for line in (DATA.parent / "idle_cpu_steps.jsonl").read_text().splitlines()
+]
+QUIET = [cell for cell in IDLE if cell["half_width"] < 0.02]
+ON_CPU = {
+    "a pause of 50 ms": ("pauses", lambda ms: ms + 50 * (np.arange(len(ms)) == len(ms) // 3)),
+    "80 ms in short pauses": ("pauses", lambda ms: ms + 13 * (np.arange(len(ms)) % (len(ms) // 6) == 5)),
+    "a step of 30 %": ("not_stationary", lambda ms: ms * (1 + 0.3 * (np.arange(len(ms)) > len(ms) / 2))),
+    "a trend of 40 %": ("not_stationary", lambda ms: ms * np.linspace(1, 1.4, len(ms))),
+}  # fmt: skip
+
+
+def test_clean_cells_on_idle_cores_have_no_code_of_time():
+    assert len(IDLE) == 51 and len(QUIET) >= 12
+    for cell in IDLE:
+        assert codes_of_time(statistics.joined(cell["ms"]), "cpu") == set(), cell["strategy"]
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_what_is_planted_into_steps_of_cpu_workers_is_told(name):
+    code, planted = ON_CPU[name]
+    told = 0
+    for cell in QUIET:
+        told += code in codes_of_time(planted(np.concatenate(cell["ms"])).tolist(), "cpu")
+    assert told >= 0.9 * len(QUIET)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
