@@ -6,9 +6,14 @@ file called `obeyed`.
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 from hypothesis import strategies as some
+
+from conf import groups
+from conf.schema import Config
+from launch.help import option_rows
 
 OBEYED = "obeyed"  # a file of this name is proof that something was executed
 MODULE = f"""\
@@ -123,3 +128,40 @@ def _studies(draw):
 
 
 REQUESTS = COMMANDS | COMMANDS | _studies()
+
+
+# --- every option with every kind of wrong value
+
+WRONG = {
+    "a word": "wrong", "true": "true", "nothing": "", "null": "null", "NaN": "nan", "infinite": "-inf",
+    "huge": "9" * 40, "tiny": "1e-400", "negative": "-1", "a fraction": "0.5", "nested": "[[a]]",
+    "a list": "[1,2]", "a mapping": "{a: 1}", "several": "1,2", "a control": "'a\x1b[2Jb'",
+    "a path": "../../etc/passwd", "a device": "/dev/zero", "a folder": "/etc", "absent": "/nosuch/file",
+    "long": "a" * 3000, "a port": "http://a:99999", "a choice": "../model/resnet50.yaml",
+}  # fmt: skip
+STRANGE_NAMES = (
+    "{}x=1",
+    "x.{}=1",
+    "{}.x=1",
+    "+{}.y.z=1",
+    "hydra.{}=1",
+    "NCCL_{}=1",
+    "--{}=1",
+    "{}",
+)
+
+
+def wrong_requests(count, seed):
+    """Return (option, arguments) of so many command lines with one wrong value or name each."""
+    options = [(row[0], ()) for row in option_rows(Config, "")]
+    for group in groups.WITH_RULES:
+        for name in groups.choices(group):
+            chosen = groups.choice(group, name).options
+            options += [(f"{group}.{option}", (f"{group}={name}",)) for option in chosen]
+    lines = []
+    for option, chosen in options:
+        for value in WRONG.values():
+            lines.append((option, (*chosen, f"{option}={value}")))
+        for form in STRANGE_NAMES:
+            lines.append((None, (*chosen, form.format(option))))
+    return random.Random(seed).sample(lines, count)

@@ -13,14 +13,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hostile import MODULE, OBEYED, REQUESTS, Request
+import yaml
+from hostile import MODULE, OBEYED, REQUESTS, Request, wrong_requests
 from hypothesis import given, seed, settings
+from omegaconf import OmegaConf
 
 from benchmarks.record.safe_text import visible
 
 CPU_SECONDS = 20.0  # of one request; planning one takes one
 MEMORY_BYTES = 1 << 30  # beside what the tests hold already
 LONGEST_REFUSAL = 6000  # characters
+LONGEST_SENTENCE = 700
 CAMPAIGN = 500
 CHANGES = "rename remove mkdir rmdir link symlink truncate chmod system exec posix_spawn"
 CHANGES = {f"os.{name}" for name in CHANGES.split()} | {"socket.connect", "socket.bind"}
@@ -178,3 +181,44 @@ def test_a_value_that_is_no_plain_one_is_refused(launch, world):
 @pytest.mark.timeout(3600)
 def test_every_hostile_request_is_refused_or_harmless(launch, world, request):
     hostile(CAMPAIGN, request.config.getoption("seed"), launch, world)
+
+
+def wrong_answer(option, arguments, launch):
+    """What is wrong with the answer to a wrong value: neither one sentence nor planned as asked."""
+    typed = ("dry_run=true", "device=cpu", *arguments)
+    try:
+        code, out, err = launch(*typed)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    if code == 2:
+        is_sentence = err.startswith("launch.py: ") and err.count("\n") == 1 and not out
+        is_shown = len(err) < LONGEST_SENTENCE and visible(err) == err
+        return "" if is_sentence and is_shown else f"{out}{err}"
+    code, out, err = launch("--cfg", "job", *typed)
+    if (code, err) != (0, "") or option is None:
+        return f"status {code}: {err}"
+    composed = OmegaConf.select(OmegaConf.create(out), option)
+    if OmegaConf.is_config(composed):
+        composed = OmegaConf.to_container(composed)
+    asked = arguments[-1].partition("=")[2].strip("'")
+    is_asked = str(composed) in (asked, str(yaml.safe_load(asked)), str([asked]))
+    is_asked = is_asked or (isinstance(composed, float) and composed == float(asked))
+    return "" if is_asked else f"planned with {composed}"
+
+
+def wrong_values(count, number, launch):
+    """Ask for one wrong value or name at a time."""
+    answers = {}
+    for option, arguments in wrong_requests(count, number):
+        answers[ascii(arguments)[:300]] = wrong_answer(option, arguments, launch)[:300]
+    assert {arguments: answer for arguments, answer in answers.items() if answer} == {}
+
+
+def test_wrong_values_are_one_sentence_or_planned_as_asked(launch):
+    wrong_values(15, 3, launch)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_600_wrong_values_are_one_sentence_or_planned_as_asked(launch, request):
+    wrong_values(600, request.config.getoption("seed"), launch)

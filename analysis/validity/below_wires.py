@@ -36,6 +36,8 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     """no setting asked for it, and NCCL joined GPUs of a host through SHM or NET that NVLink, PIX
     or PXB joins (finding: its log says that peer access is missing), had half of the usual channels
     over NV18 or less, or the ring of a reference reached less than 40 % of its NVLinks
+
+    Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """
     nccl = record.effective.get("nccl", {})
     if not nccl.get("transports"):

@@ -118,7 +118,10 @@ def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the steps of this run vary a lot: the 95 % interval of their mean is {}")
 def noisy(record: Record, limits: ValidityLimits) -> Judgement:
-    """the 95 % interval of images/s within the run is wider than ±{noise_limit}"""
+    """the 95 % interval of images/s within the run is wider than ±{noise_limit}
+
+    Run on an idle machine, for longer (benchmark.max_seconds) or with repeats=5.
+    """
     half = record.checks.get("half_width")
     if half is None or not math.isfinite(half):
         return unless_training(record, "too few steps for an interval")
@@ -129,7 +132,10 @@ def noisy(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the GPU waits for the CPU to launch work: {}")
 def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
-    """the GPU idles in a step for more than {idle_limit}"""
+    """the GPU idles in a step for more than {idle_limit}
+
+    Use a larger batch_size, optimize=compile or optimize=graph.
+    """
     cell, share = record.cell, record.metrics.get("gpu/idle_share")
     if share is None:
         why = "the idle share of the GPU was not measured"
@@ -239,6 +245,8 @@ def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
     """one rank's own step is longer than the median of the others' by more than {slow_rank_limit}
     and by more than twice its noise
+
+    Look at that GPU: its clock, temperature and other programs on it.
     """
     facts = record.checks.get("slowest_rank")
     if facts is None:
@@ -278,7 +286,10 @@ def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("finding", "the data loader limits the rate: {}")
 def input_bound(record: Record, _: ValidityLimits) -> Judgement:
-    """the data loader costs more than 2 % of a step, and the interval of this cost excludes 0"""
+    """the data loader costs more than 2 % of a step, and the interval of this cost excludes 0
+
+    Use more workers in the loader, or keep the data in memory.
+    """
     if not record.cell.data:
         return None
     cost_ms, share, wait_ms = (
@@ -314,7 +325,10 @@ def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the step lies outside the interval of its forecast: {}")
 def unexplained(record: Record, _: ValidityLimits) -> Judgement:
-    """the step and its 95 % interval lie outside the interval that was forecast before the cell"""
+    """the step and its 95 % interval lie outside the interval that was forecast before the cell
+
+    Run again; if it stays, the forecast lacks something: see its row in the report.
+    """
     if not record.predicted:
         return None
     forecast = recorded_forecast(record)
@@ -354,7 +368,10 @@ def rate_inconsistent(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "few steps were measured: {}")
 def too_few_iterations(record: Record, _: ValidityLimits) -> Judgement:
-    """fewer steps were timed than asked"""
+    """fewer steps were timed than asked
+
+    Raise benchmark.max_seconds.
+    """
     done = record.checks.get("iterations")
     wanted = record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
@@ -371,7 +388,10 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> Judgement:
     without="no warm-up was measured",
 )
 def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
-    """steps still became faster when the warm-up ended"""
+    """steps still became faster when the warm-up ended
+
+    Raise benchmark.warmup_max_seconds.
+    """
     if record.checks["warmup_flat"]:
         return None
     return "not flat"
@@ -381,6 +401,8 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     """the efficiency is above 1 by more than 3 standard deviations of the ratio of both rates, at
     least 100.5 %; above 102 % where the scatter between runs is unknown
+
+    Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """
     if record.cell.world_size == 1:
         return None  # a baseline is not compared with itself

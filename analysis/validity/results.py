@@ -114,7 +114,10 @@ def _peer(facts: Sequence[object]) -> str:
 
 @check("suspect", "the ranks ran on different software: {}", since=7)
 def versions_differ(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank has another version of a library, or another number of threads, than rank 0"""
+    """a rank has another version of a library, or another number of threads, than rank 0
+
+    Install the same software on every host.
+    """
     if record.cell.world_size == 1:
         return not_applicable("there is only one rank")
     if "versions_differ" not in record.checks:
@@ -128,7 +131,10 @@ def versions_differ(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks have different weights after synchronous steps")
 def replicas_differ(record: Record, _: ValidityLimits) -> Judgement:
-    """weights differ where the strategy makes them equal"""
+    """weights differ where the strategy makes them equal
+
+    Look at the strategy's code: after its update all ranks must hold the same weights.
+    """
     if "replicas_equal" not in record.checks:
         return _not_compared(record)
     if record.checks["replicas_equal"]:
@@ -138,7 +144,10 @@ def replicas_differ(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the exchanged gradient is not the mean of the local ones: {}", twice=True)
 def gradient_not_mean(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchanged gradient is not the mean of the ranks' own gradients"""
+    """the exchanged gradient is not the mean of the ranks' own gradients
+
+    Look at the strategy's code: it must return the mean of all ranks' gradients.
+    """
     facts = record.checks
     if "gradient_error" not in facts:
         return _not_compared(record)
@@ -187,7 +196,10 @@ def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the loss is not finite on rank {}")
 def loss_not_finite(record: Record, _: ValidityLimits) -> Judgement:
-    """the loss is NaN or infinite"""
+    """the loss is NaN or infinite
+
+    Lower optimizer.learning_rate, or use precision=bf16 in place of fp16.
+    """
     losses = record.checks.get("losses")
     if not losses:
         return unless_training(record, "no loss was reported")
@@ -242,7 +254,10 @@ def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "a collective returned wrong elements: {}")
 def wrong_elements(record: Record, _: ValidityLimits) -> Judgement:
-    """a collective returned wrong elements for known inputs"""
+    """a collective returned wrong elements for known inputs
+
+    Try calls=torch and another NCCL version; report it to NCCL if it stays.
+    """
     if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")
     count, sizes = record.checks.get("wrong_elements"), record.checks.get("wrong_bytes", [])
@@ -315,7 +330,10 @@ def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     twice=True,
 )
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
-    """ranks or steps have the same batch"""
+    """ranks or steps have the same batch
+
+    Give each rank its own data: seed the loader with the rank.
+    """
     if not record.checks["batches_differ"]:
         return f"several ranks have the same {record.cell.model.inputs}"
     if record.checks["batches_in_turn"] < 2:
@@ -329,6 +347,8 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
 def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
     """autocast, TF32 or more than 5 % of the layers (of a user's own model: half of them) computed
     in another precision than asked
+
+    Ask for the precision that the model uses, or change the model's dtypes.
     """
     facts, precision = record.checks["arithmetic"], record.cell.precision
     if facts["autocast"] != AUTOCAST.get(precision):
@@ -404,7 +424,10 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "torch.compile was asked for and compiled nothing")
 def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
-    """nothing that torch.compile made took part in the steps"""
+    """nothing that torch.compile made took part in the steps
+
+    Look for graph breaks in the rank's log (TORCH_LOGS=graph_breaks), or use optimize=eager.
+    """
     if not record.cell.compiled:
         return not_applicable("this cell was not compiled")
     graphs = record.checks.get("graphs")
@@ -419,7 +442,10 @@ def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "torch.compile still compiled while steps were timed: {}")
 def compiled_while_timed(record: Record, _: ValidityLimits) -> Judgement:
-    """torch.compile made graphs in the timed windows"""
+    """torch.compile made graphs in the timed windows
+
+    Raise benchmark.warmup_iterations so that all shapes are compiled before.
+    """
     if not record.cell.compiled:
         return not_applicable("this cell was not compiled")
     graphs = record.checks.get("timed_graphs")

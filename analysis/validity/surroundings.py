@@ -44,6 +44,8 @@ Phases = Mapping[str, Mapping[str, Any]]
 def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
     """NCCL announced a setting that neither the request nor Ringside made; those that forbid NVLink
     multicast are allowed
+
+    Unset the variable, or remove it from nccl.conf.
     """
     announced = record.effective.get("nccl", {}).get("settings", {})
     if not announced:
@@ -81,6 +83,8 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
     {clock_spread_limit}, twice that at the power cap, or in one phase that far below its own
     highest without a reason. Finding: it differs from the baseline's by more than
     {clock_change_limit}
+
+    Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """
     if record.cell.device != "cuda":
         return not_applicable("CPU workers have no SM clock")
@@ -152,6 +156,8 @@ def _clock_differences(record: Record, phases: Phases, most: float) -> Iterator[
 def throttled(record: Record, _: ValidityLimits) -> Judgement:
     """a GPU lowered its clocks for heat or a power brake in a measured phase; the ordinary power
     cap is only recorded
+
+    Cool the GPU or raise its power limit, then run again.
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(record, "the GPUs were not sampled in the timed window")
@@ -177,6 +183,8 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
     """other programs used the GPUs: a process at any time; before the cell memory of more than
     {foreign_memory_gib}, or busy for more than {foreign_busy_percent}; memory that grew in a
     measured phase
+
+    Ask for other GPUs, or wait until the programs that the sentence names have ended.
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(record, "the GPUs were not sampled")
@@ -216,6 +224,8 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     by more than {foreign_growth_gib}. Suspect: memory grows so and the driver does not say whose;
     every GPU is busier than the same steps keep it that are launched ahead, by more of the time
     than {foreign_busy_share} and than the 95 % interval of their mean
+
+    Stop the other programs on these GPUs and run again.
     """
     windows = record.checks.get("gpu_windows")
     if windows is None:
@@ -269,7 +279,10 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "other programs used the CPU: {}")
 def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
-    """in a measured phase other programs used more of the cell's cores than {foreign_cpu_limit}"""
+    """in a measured phase other programs used more of the cell's cores than {foreign_cpu_limit}
+
+    Stop other programs on this machine and run again; finished runs stay.
+    """
     if "cpu_samples" not in record.checks:
         return unchecked("the load of the CPU was not sampled")
 
