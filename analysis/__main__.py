@@ -43,8 +43,9 @@ COMMANDS: dict[str, dict[str, str]] = {
         "advise": "say which GPUs, strategy and NCCL settings to take by forecast",
     },
     "compare_studies": {"compare": "say how two studies differ"},
-    "reference": {
-        "reference": "write benchmarks/REFERENCE.md: every metric and every code of validity"
+    "definitions": {
+        "explain": "say what a metric, code, column or word means, and what to do",
+        "reference": "write all of these as Markdown",
     },
 }
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for module, texts in COMMANDS.items():
             for name, text in texts.items():
-                parents = [] if name == "reference" else [with_json]
+                parents = [] if module == "definitions" else [with_json]
                 sub = commands.add_parser(name, help=text, description=text, parents=parents)
                 # Import only the command asked for: numpy and matplotlib take a second.
                 if arguments[:1] == [name]:

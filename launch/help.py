@@ -66,9 +66,19 @@ def answer(line: CommandLine) -> None:
         if group in groups.WITH_RULES:
             out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
         elif not rows and key not in GROUPS:
-            near = nearest(key, [*GROUPS, *options])
-            hint = f"did you mean {near}?" if near else NO_NEAR_NAME
-            raise Refused(f"-h {key}: unknown name; {hint}")
+            out.print(_definition(topic, options), markup=False, highlight=False)
+
+
+def _definition(name: str, options: Sequence[str]) -> str:
+    """Return the definition of a metric, code, column or word. Raises Refused."""
+    from analysis.commands.definitions import definitions, explained
+
+    try:
+        return explained(name)
+    except ValueError:
+        near = nearest(name, [*GROUPS, *options, *definitions()], sure=1.0)
+        hint = f"did you mean {near}?" if near else NO_NEAR_NAME
+        raise Refused(f"-h {name}: unknown name; {hint}") from None
 
 
 def _sections(topic: str) -> list[str]:

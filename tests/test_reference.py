@@ -1,32 +1,67 @@
-"""benchmarks/REFERENCE.md holds every metric and every code, as the program has them."""
+"""`-h NAME` and `python -m analysis explain`: every metric, code, column and word has a definition."""
+
+import pytest
 
 from analysis.__main__ import main
-from analysis.commands import reference
+from analysis.commands.definitions import definitions, explained, reference
+from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, PREDICTED
+from analysis.validity.check import REMEDIES
 from analysis.validity.checks import CHECKS, OTHER_CODES
 from benchmarks.record.metrics import METRICS
+from launch.display import columns
 
-MOST_WORDS = 2900
+ON_SCREEN = (
+    *COLUMNS,
+    MARGIN,
+    ONE_RUN,
+    PREDICTED,
+    *columns.DISPENSABLE,
+    columns.GPUS,
+    columns.SETTINGS,
+)
+ON_SCREEN += (columns.STATE, columns.VALIDITY, columns.COST, columns.BAR, "valid", *REMEDIES)
 
 
-def test_the_reference_is_what_the_program_writes(capsys):
-    assert main(["reference", "--check"]) == 0, capsys.readouterr().out
+def test_every_metric_code_column_and_word_has_a_definition():
+    for name in (*METRICS, *ON_SCREEN):
+        assert definitions()[name].meaning, name
+    for code in (*(check.code for check in CHECKS), *OTHER_CODES):
+        assert definitions()[code].meaning and definitions()[code].remedy, code
+    own = [check.code for check in CHECKS if check.remedy not in REMEDIES.values()]
+    assert len(own) > 20
 
 
-def test_another_text_is_told_and_written_anew(monkeypatch, tmp_path, capsys):
-    file = tmp_path / "REFERENCE.md"
-    file.write_text("old")
-    monkeypatch.setattr(reference, "FILE", file)
-    assert main(["reference", "--check"]) == 1
-    assert "is not current" in capsys.readouterr().out
+def test_the_reference_has_each_in_one_row(tmp_path, capsys):
+    assert main(["reference", str(tmp_path / "REFERENCE.md")]) == 0
     assert main(["reference"]) == 0
-    assert main(["reference", "--check"]) == 0
-
-
-def test_every_metric_and_code_has_one_row_with_a_meaning():
-    text = reference.reference()
+    text = (tmp_path / "REFERENCE.md").read_text()
+    assert text == capsys.readouterr().out == reference()
     for name in METRICS:
         assert text.count("| `" + name.replace("|", "\\|") + "` |") == 1
     for code in (*(check.code for check in CHECKS), *OTHER_CODES):
         assert text.count(f"| `{code}` |") == 1
-    assert all(check.meaning for check in CHECKS)
-    assert len(text.split()) <= MOST_WORDS
+
+
+EXPLAINED = {
+    "scaling/efficiency": "formula  images per second ÷ (GPUs × ",
+    "of reference speed": "comm/ideal_ratio: share of the reference",
+    "foreign_cpu": "to do    Stop other programs",
+    "stage/copy_ms": "stage/<name>_ms",
+    "one run": "repeats=",
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_name_is_explained_by_both_commands(name, launch, capsys):
+    assert main(["explain", *name.split()]) == 0
+    said = capsys.readouterr().out
+    assert EXPLAINED[name] in said and launch("-h", name) == (0, said, "")
+
+
+def test_an_unknown_name_has_three_near_ones(launch, capsys):
+    assert main(["explain", "scaling/eficiency"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean scaling/efficiency, scaling/node_efficiency or " in said
+    assert said.count("\n") == 1 and launch("-h", "scaling/eficiency")[0] == 2
+    with pytest.raises(ValueError, match="unknown name"):
+        explained("%%%")

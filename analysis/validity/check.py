@@ -11,6 +11,12 @@ from benchmarks.record.record import OLDEST_SCHEMA
 from conf import groups
 from conf.schema import ValidityLimits
 
+REMEDIES = {
+    "invalid": "Do not use the numbers. Run again; if the code stays, look at the rank that its "
+    "sentence names, and at code of your own in the run.",
+    "suspect": "Run again on an idle machine; repeats=3 shows whether it stays.",
+    "finding": "Nothing has to be done.",
+}
 NOT_REPORTED = "the ranks did not report it"
 RINGS = ("ring", "two_rings")  # what strategies that exchange through NCCL declare to send
 AFTER = "after"  # the facts that ranks found again after the timed windows
@@ -36,7 +42,8 @@ class Check:
     code: str
     severity: str  # invalid, suspect, or finding (numbers stay valid)
     sentence: str  # with {} for what the judge says
-    meaning: str  # for benchmarks/REFERENCE.md
+    meaning: str
+    remedy: str  # what a user does
     judge: Judge
     since: int = OLDEST_SCHEMA  # the schema version from which records have what it needs
 
@@ -51,13 +58,17 @@ def check(
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
+    A second paragraph of it says what a user does, in place of the one of REMEDIES.
+
     `{noise_limit}` in the docstring is that limit. `needs` is a fact of training steps that it
     judges; `without` is why a record that lacks it was not checked. `twice`: what the ranks found
     again after the timed windows is judged too.
     """
 
     def made_of(judge: Judge) -> Check:
-        meaning = (inspect.getdoc(judge) or "").replace("\n", " ").format_map(default_limits())
+        text = (inspect.getdoc(judge) or "").format_map(default_limits())
+        meaning, _, remedy = text.partition("\n\n")
+        meaning, remedy = meaning.replace("\n", " "), remedy or REMEDIES[severity]
 
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
             if needs and needs not in record.checks:
@@ -73,7 +84,7 @@ def check(
                 return f"{again}, after the timed windows"
             return outcome or again
 
-        return Check(judge.__name__, severity, sentence, meaning, judge_fact, since)
+        return Check(judge.__name__, severity, sentence, meaning, remedy, judge_fact, since)
 
     return made_of
 

@@ -70,38 +70,53 @@ CHECKS: tuple[Check, ...] = (
 )
 # Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
 # settings with NCCL's log, from launch.profiled_pass, and from analysis.verification.quick.
-# {code: (verdict, meaning)}
+# {code: (verdict, meaning, what to do)}
 OTHER_CODES = {
     "setting_ignored": (
         "invalid",
         "NCCL did not announce a setting that it announces when it takes it",
+        "Look at the spelling and at what this NCCL version knows; nccl/*.log has its words.",
     ),
     "transport_unexpected": (
         "invalid or suspect",
         "NCCL connected GPUs in a way that a setting rules out. Suspect: P2P over a longer path "
         "than a level other than NVL allows, or no P2P where the level allows it",
+        "Look at nccl/*.log of the run: another setting or a missing permission decides.",
     ),
     "algorithm_unexpected": (
         "invalid",
         "NCCL chose an algorithm or protocol that a setting rules out",
+        "Name the collective too, as in nccl.algo=allreduce:tree.",
     ),
-    "channels_unexpected": ("invalid", "NCCL chose a number of channels that a setting rules out"),
+    "channels_unexpected": (
+        "invalid",
+        "NCCL chose a number of channels that a setting rules out",
+        "Take a number that NCCL allows for these GPUs.",
+    ),
     "does_not_verify": (
         "invalid, in the report alone",
         "the record does not say what its raw samples say",
+        "Take the record from where it was measured; it was changed or damaged since.",
     ),
     "hosts_unexpected": (
         "suspect",
         "NCCL sees the ranks on another number of hosts than the cell has",
+        "Look at NCCL_HOSTID and at the hostnames of containers.",
     ),
-    "profiled": ("finding", "the cell has a trace, from a pass that supplied no rate"),
+    "profiled": (
+        "finding",
+        "the cell has a trace, from a pass that supplied no rate",
+        "Nothing has to be done.",
+    ),
     "setting_no_effect": (
         "finding",
         "a setting changed nothing that the log shows, against the same cell without it",
+        "Leave the setting out, or try a value that is further away.",
     ),
     "effect_not_checked": (
         "unchecked",
         "a variable of `nccl.other` was set, and no rule says what it should change",
+        "Compare with the same run without the variable.",
     ),
 }
 

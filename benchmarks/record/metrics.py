@@ -1,8 +1,8 @@
 """Every metric that a record may hold, once: name, title, unit, digits, what is better, column.
 
-The terminal, MLflow and the report print a metric by its entry here; REFERENCE.md lists each. A
-benchmark or strategy of the user's own may log other names: `metric` gives them an entry made from
-the name.
+The terminal, MLflow and the report print a metric by its entry here; `launch.py -h NAME` explains
+one. A benchmark or strategy of the user's own may log other names: `metric` gives them an entry
+made from the name.
 
 Name is a pattern where a metric comes in several forms: `{one|all}` is one of these words, `<way>`
 any word.
@@ -43,6 +43,7 @@ class Metric:
     unit: str = ""
     less_is_better: bool | None = None  # None: neither way is better
     decimals: int | None = None  # None: three significant digits, and all of whole thousands
+    formula: str = ""  # where the title does not say it
     column: str = ""  # heading of its column where cells are listed; empty: it has none
     signed: bool = False  # a difference: it may be 0 or less, and its scatter is no share of it
     first: bool = False  # shown for a benchmark without columns whose YAML names no `compared`
@@ -84,7 +85,13 @@ def _unit_of(name: str) -> tuple[str, str]:
 
 # In the order in which they are shown.
 _TABLE = (
-    _more("throughput/images_per_second", "images per second", "images/s", column="images/s"),
+    _more(
+        "throughput/images_per_second",
+        "images per second",
+        "images/s",
+        column="images/s",
+        formula="images of all ranks ÷ time of the slowest rank",
+    ),
     _plain(
         "throughput/ci_low",
         "images per second, low end of the 95 % interval for the next run",
@@ -101,9 +108,16 @@ _TABLE = (
         "images per second and GPU",
         "images/s",
         column="per GPU",
+        formula="images per second ÷ GPUs",
     ),
     _plain("throughput/images", "images that were counted", "images"),
-    _more("throughput/tokens_per_second", "tokens per second", "tokens/s", column="tokens/s"),
+    _more(
+        "throughput/tokens_per_second",
+        "tokens per second",
+        "tokens/s",
+        column="tokens/s",
+        formula="tokens of all ranks ÷ time of the slowest rank",
+    ),
     _plain("throughput/tokens", "tokens that were counted", "tokens"),
     _plain("throughput/seconds", "time of the slowest rank"),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
@@ -125,23 +139,83 @@ _TABLE = (
     _plain("predicted/efficiency", "efficiency, as forecast", since=6),
     _plain("predicted/exposed_ms", "exposed communication, as forecast", signed=True, since=6),
     _plain("predicted/null_step_ms", "step, as the null model has it", since=6),
-    _plain("prediction/error", "measured step against its forecast", "%", signed=True, since=6),
-    _more("scaling/efficiency", "efficiency", column="efficiency"),
-    _more("scaling/node_efficiency", "efficiency against whole hosts"),
-    _more("scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%"),
-    _less("data/cost_share", "share of a step that the loader costs", column="data", signed=True),
-    _less("data/cost_ms", "cost of the loader in a step", signed=True),
+    _plain(
+        "prediction/error",
+        "measured step against its forecast",
+        "%",
+        signed=True,
+        since=6,
+        formula="measured step ÷ forecast − 1",
+    ),
+    _more(
+        "scaling/efficiency",
+        "efficiency",
+        column="efficiency",
+        formula="images per second ÷ (GPUs × images per second of the slowest of them alone)",
+    ),
+    _more(
+        "scaling/node_efficiency",
+        "efficiency against whole hosts",
+        formula="images per second ÷ (hosts × images per second of the slowest host)",
+    ),
+    _more(
+        "scaling/efficiency_at_equal_clocks",
+        "efficiency at equal clocks",
+        "%",
+        formula="efficiency × SM clock of the slowest member alone ÷ SM clock of the run",
+    ),
+    _less(
+        "data/cost_share",
+        "share of a step that the loader costs",
+        column="data",
+        signed=True,
+        formula="data/cost_ms ÷ step",
+    ),
+    _less(
+        "data/cost_ms",
+        "cost of the loader in a step",
+        signed=True,
+        formula="step with the loader − step with batches that lie on the device",
+    ),
     _less("data/wait_ms", "host's wait for the loader in a step"),
     _less("comm/exchange_ms", "exchange alone", column="exchange ms"),
-    _more("comm/ideal_ratio", "share of the reference", column="of reference speed"),
-    _more("comm/algbw_gb_per_s", "algbw of the exchange, all buckets together"),
     _more(
-        "comm/busbw_gb_per_s", "busbw of the exchange, all buckets together", column="exchange GB/s"
+        "comm/ideal_ratio",
+        "share of the reference",
+        column="of reference speed",
+        formula="time of the reference ÷ time of the exchange alone",
     ),
-    _less("strategy/cost_ms", "cost of the strategy in a step", column="cost ms", signed=True),
-    _less("comm/exposed_ms", "exposed communication", column="exposed ms", signed=True),
     _more(
-        "comm/hidden_share", "share of the exchange that compute hides", decimals=0, column="hidden"
+        "comm/algbw_gb_per_s",
+        "algbw of the exchange, all buckets together",
+        formula="bytes of the gradient ÷ time of the exchange",
+    ),
+    _more(
+        "comm/busbw_gb_per_s",
+        "busbw of the exchange, all buckets together",
+        column="exchange GB/s",
+        formula="algbw × 2(n − 1) ÷ n, as nccl-tests defines it",
+    ),
+    _less(
+        "strategy/cost_ms",
+        "cost of the strategy in a step",
+        column="cost ms",
+        signed=True,
+        formula="step with the strategy − step without any exchange, in the same processes",
+    ),
+    _less(
+        "comm/exposed_ms",
+        "exposed communication",
+        column="exposed ms",
+        signed=True,
+        formula="cost of the strategy − its cost on one GPU",
+    ),
+    _more(
+        "comm/hidden_share",
+        "share of the exchange that compute hides",
+        decimals=0,
+        column="hidden",
+        formula="1 − exposed communication ÷ exchange alone",
     ),
     _plain("comm/ideal_ms", "time that the reference needs"),
     _less("comm/pipelined_ms", "exchange in a stream of exchanges"),
@@ -154,9 +228,14 @@ _TABLE = (
     _less("step/first_ms", "first step"),
     _plain("step/iterations", "timed iterations", "iterations"),
     _plain("warmup/iterations", "warm-up iterations", "iterations"),
-    _less("ranks/spread", "slowest rank against the fastest", "%"),
+    _less(
+        "ranks/spread",
+        "slowest rank against the fastest",
+        "%",
+        formula="slowest rank ÷ fastest rank − 1",
+    ),
     _less("gpu/busy_ms", "device time of a step"),
-    _less("gpu/idle_share", "idle share of a step"),
+    _less("gpu/idle_share", "idle share of a step", formula="1 − device time of a step ÷ step"),
     _plain("gpu/sm_mhz", "clock", "MHz"),
     _plain("gpu/power_w", "power", "W"),
     _plain("gpu/temperature_c", "temperature", "°C"),
@@ -180,14 +259,28 @@ _TABLE = (
     _less("trace/gpu_idle_share", "idle share of the traced time"),
     _less("trace/gap_us", "median pause between kernels"),
     _plain(
-        "trace/exposed_disagreement_ms", "trace minus difference", column="difference", signed=True
+        "trace/exposed_disagreement_ms",
+        "trace minus difference",
+        column="difference",
+        signed=True,
+        formula="exposed communication by the trace − comm/exposed_ms",
     ),
     # What a cell costs says nothing of what it measured, and has no noise floor.
     _plain("cell/seconds", "wall time of the cell", decimals=1),
     _plain("cell/measuring_seconds", "time spent measuring", decimals=1),
-    _plain("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),
-    _more("collectives/busbw_gb_per_s", "busbw"),
-    _more("collectives/algbw_gb_per_s", "algbw"),
+    _plain(
+        "cell/overhead_ratio",
+        "wall time for each second of measuring",
+        "",
+        decimals=2,
+        formula="wall time of the run ÷ time spent measuring",
+    ),
+    _more(
+        "collectives/busbw_gb_per_s",
+        "busbw",
+        formula="algbw × the factor that nccl-tests has for the collective",
+    ),
+    _more("collectives/algbw_gb_per_s", "algbw", formula="bytes ÷ time of a call"),
     _more("collectives/avg_busbw_gb_per_s", "average busbw"),
     _more("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size"),
     _less("collectives/latency_us", "latency"),
@@ -195,8 +288,8 @@ _TABLE = (
     _more("collectives/beta_gb_per_s", "β of the last piece"),
     _less("collectives/fit_rms_error", "error of the α–β line", "%"),
     _less("jacobi/seconds", "solve"),
-    _more("jacobi/efficiency", "efficiency"),
-    _more("jacobi/speedup", "speed-up", decimals=2),
+    _more("jacobi/efficiency", "efficiency", formula="solve on one GPU ÷ (GPUs × solve)"),
+    _more("jacobi/speedup", "speed-up", decimals=2, formula="solve on one GPU ÷ solve"),
     _less("jacobi/one_gpu_seconds", "solve on one GPU"),
     _less("jacobi/solve_seconds", "each solve"),
     _less("jacobi/one_gpu_solve_seconds", "each solve on one GPU"),

@@ -100,7 +100,7 @@ class Record:
     # versions, hardware, variables, git commit
     environment: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Number] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
-    # {name: value}; REFERENCE.md lists each. scaling/efficiency is against the baselines of that
+    # {name: value}; METRICS lists each. scaling/efficiency is against the baselines of that
     # time, in checks.baselines
     metrics: dict[str, float] = field(default_factory=dict)
     # {metric: {low, high, and how it was found}}: its 95 % interval inside this run, which says

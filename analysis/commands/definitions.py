@@ -1,0 +1,146 @@
+"""What every name on screen, page and in MLflow means: metrics, codes of validity, columns, words.
+
+`python -m analysis explain NAME` prints one, `python -m analysis reference [FILE]` all of them.
+"""
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.validity.checks import CHECKS, OTHER_CODES
+from benchmarks.record.metrics import METRICS, metric
+from benchmarks.record.safe_files import write_whole
+from conf.options import NO_NEAR_NAME, nearest
+
+ORDER = ("invalid", "suspect", "finding", "unchecked")
+# Words and columns that are no metric and no code.
+WORDS = {
+    "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one",
+    "one run": "stands in place of ± where run-to-run variation is unknown; repeats=3 measures it",
+    "GPUs": "the GPU ids of a run, in the order of its ranks",
+    "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",
+    "state": "finished, failed, interrupted, done before or not started",
+    "validity": "valid, suspect or invalid, with the codes of the checks that say so",
+    "valid": "every check that could run was passed",
+    "suspect": "the numbers are used, with a mark: a check doubts them; see its code",
+    "invalid": "the numbers are wrong and enter no baseline and no comparison; see its code",
+    "unchecked": "a check could not run; its sentence says why",
+    "not applicable": "a check has nothing to look at in such a run",
+    "finding": "worth knowing; the numbers stay valid",
+    "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
+    "link class": "the wires between two GPUs: NV# (NVLinks), PIX, PXB, PHB, NODE or SYS",
+    "result": "the first number of a benchmark that trains nothing",
+    "repeat": "which round of repeats= a run belongs to",
+    "run": "first, again (the pair that shows run-to-run variation) or drift",
+    "drift": "the first run measured once more at the end: it shows whether the machine changed",
+    "bar": "images per second, as a bar",
+    "baseline": "the same configuration on one GPU; efficiency is against the slowest of them",
+    "nodes": "the hosts of a run",
+    "batch": "images or samples per rank and step",
+    "overhead": "what a strategy adds to a step even on one GPU: strategy/cost_ms",
+}
+
+
+class Definition(NamedTuple):
+    """What a name means: a metric, a code of validity, a column or a word."""
+
+    name: str
+    meaning: str
+    formula: str = ""
+    unit: str = ""
+    verdict: str = ""  # of a code
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """The definition for a terminal."""
+        kind = f" ({self.verdict})" if self.verdict else ""
+        lines = [*textwrap.wrap(f"{self.name}{kind}: {self.meaning}", 98)]
+        unit = self.unit
+        if unit == "%":
+            unit = "% (stored as a share of 1)"
+        for label, value in (("formula", self.formula), ("unit", unit), ("to do", self.remedy)):
+            if value:
+                lines += textwrap.wrap(
+                    value, 98, initial_indent=f"  {label:<9}", subsequent_indent=" " * 11
+                )
+        return "\n".join(lines)
+
+
+def definitions() -> dict[str, Definition]:
+    """Return the definition of every name; a column that shows a metric has the metric's."""
+    named = {name: Definition(name, meaning) for name, meaning in WORDS.items()}
+    for entry in METRICS.values():
+        named[entry.name] = Definition(entry.name, entry.title, entry.formula, entry.unit)
+        if entry.column:
+            named.setdefault(entry.column, named[entry.name])
+    for code, (verdict, meaning, remedy) in OTHER_CODES.items():
+        named[code] = Definition(code, meaning, "", "", verdict, remedy)
+    for check in CHECKS:
+        named[check.code] = Definition(
+            check.code, check.meaning, "", "", check.severity, check.remedy
+        )
+    return named
+
+
+def explained(name: str) -> str:
+    """Return the definition of a name for a terminal. Raises ValueError for an unknown one."""
+    named = definitions()
+    form = name
+    if name not in named:
+        form = metric(name).name  # one of several names of a form: stage/copy_ms
+    if form not in named:
+        near = nearest(name, named, sure=1.0)
+        hint = f"did you mean {near}?" if near else NO_NEAR_NAME
+        raise ValueError(f"{name}: unknown name; {hint}")
+    return named[form].text
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    if parser.prog.endswith("explain"):
+        parser.add_argument("name", nargs="+", help="a metric, code, column or word, as printed")
+    else:
+        parser.add_argument("file", nargs="?", type=Path, help="where to; default: the terminal")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print definitions, or write all of them. Raises ValueError for an unknown name."""
+    if arguments.command == "explain":
+        print(explained(" ".join(arguments.name)))
+    elif arguments.file:
+        write_whole(arguments.file, reference().encode())
+    else:
+        print(reference(), end="")
+    return 0
+
+
+def reference() -> str:
+    """Return all definitions as Markdown."""
+    lines = [
+        "# Reference",
+        "",
+        "Made by `python -m analysis reference`; `python launch.py -h NAME` explains one name.",
+        "",
+        "## Metrics",
+        "",
+        "A value in % is stored as a share of 1. `{one|all}` is one of these words, `<way>` any.",
+        "",
+        "| metric | unit | meaning | formula |",
+        "|---|---|---|---|",
+    ]
+    codes = [entry for entry in definitions().values() if entry.verdict]
+    for entry in METRICS.values():
+        cells = (f"`{entry.name}`", entry.unit, entry.title, entry.formula)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    lines += ["", "## Validity codes", "", "| code | verdict | meaning | what to do |"]
+    lines.append("|---|---|---|---|")
+    for verdict in ORDER:
+        for code in codes:
+            if code.verdict.startswith(verdict):
+                cells = (f"`{code.name}`", code.verdict, code.meaning, code.remedy)
+                lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Words and columns", "", "| word | meaning |", "|---|---|"]
+    lines += [f"| {name} | {meaning} |" for name, meaning in WORDS.items()]
+    return "\n".join(lines) + "\n"
