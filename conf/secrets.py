@@ -27,9 +27,10 @@ _LAST_WORD = re.compile(
     r"signature|dsn|otp)\d*$"
 )
 _PLAIN = re.compile(r"(?i:true|false|null|none|auto|)|-?[\d.]{1,3}|\*+")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@(?!\d+(?:\s|$))", re.IGNORECASE)
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]{0,30}:/*)[^\s'\"]{0,300}@(?!\d+(?:\s|$))", re.IGNORECASE)
 _QUERY = re.compile(
-    r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE
+    r"([?&;][^=&\s]{0,40}(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]{0,40}=)[^&\s'\"]+",
+    re.IGNORECASE,
 )
 _TOKEN = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
@@ -37,12 +38,12 @@ _TOKEN = re.compile(
     r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|nvapi-[\w-]{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
     r"|pypi-[\w-]{30,}|npm_[A-Za-z0-9]{30,}|dapi[0-9a-f]{32}|dop_v1_\w{20,}|shpat_\w{20,}"
     r"|SG\.[\w-]{16,}\.[\w-]{16,}|dckr_pat_[\w-]{16,}|hvs\.[\w-]{16,}|\d{8,10}:AA[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|eyJ[\w-]{8,300}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
     re.DOTALL,
 )
 # `name=value`, `"name": "value"`, `name: value`
-_NAMED = re.compile(r"([A-Za-z_][\w.-]*)[\"']?(?:\s?=\s?|\s*:\s+|:(?=[\"']))")
+_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)[\"']?(?:\s?=\s?|\s*:\s+|:(?=[\"']))")
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|(?:Bearer |Basic )?[^\s,;&\"'\])}]*[^\s,;&\"'\])}:]")
 _WORD = re.compile(
     r"(?:^|[^a-z]|(?<=[a-z])(?=[A-Z]))(?i:token|secret|pass(?:word|wd|phrase|code)|pwd|"
@@ -50,9 +51,10 @@ _WORD = re.compile(
     r"signature|dsn|otp)\d*$"
 )
 _PLAIN = re.compile(r"(?i:true|false|null|none|auto|)|-?[\d.]{1,3}|\*+")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@(?!\d+(?:\s|$))", re.IGNORECASE)
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]{0,30}:/*)[^\s'\"]{0,300}@(?!\d+(?:\s|$))", re.IGNORECASE)
 _QUERY = re.compile(
-    r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE
+    r"([?&;][^=&\s]{0,40}(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]{0,40}=)[^&\s'\"]+",
+    re.IGNORECASE,
 )
 _TOKEN = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
@@ -60,7 +62,7 @@ _TOKEN = re.compile(
     r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|nvapi-[\w-]{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
     r"|pypi-[\w-]{30,}|npm_[A-Za-z0-9]{30,}|dapi[0-9a-f]{32}|dop_v1_\w{20,}|shpat_\w{20,}"
     r"|SG\.[\w-]{16,}\.[\w-]{16,}|dckr_pat_[\w-]{16,}|hvs\.[\w-]{16,}|\d{8,10}:AA[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|eyJ[\w-]{8,300}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
     re.DOTALL,
 )
@@ -111,20 +113,22 @@ def configuration_without_secrets(text: str) -> str:
 
 
 def _is_named_so(name: str, value: str) -> bool:
+    return _is_name(name) and not _PLAIN.fullmatch(value)
+
+
+def _is_name(name: str) -> bool:
     name = name.rpartition(".")[2]
-    if _PLAIN.fullmatch(value) or name in _SETTINGS:
-        return False
-    return bool(_CAPITALS.search(name) or _LAST_WORD.search(name))
+    return name not in _SETTINGS and bool(_CAPITALS.search(name) or _LAST_WORD.search(name))
 
 
 def _without_assigned(text: str) -> str:
     parts = []
     end = 0  # of what was hidden last
     for match in _NAMED.finditer(text):
-        value = _VALUE.match(text, match.end())
-        if match.start() < end or value is None:
+        if match.start() < end or not _is_name(match[1]):
             continue
-        if _is_named_so(match[1], value[0].strip("'\"")):
+        value = _VALUE.match(text, match.end())
+        if value and not _PLAIN.fullmatch(value[0].strip("'\"")):
             parts += [text[end : match.end()], HIDDEN]
             end = value.end()
     return "".join([*parts, text[end:]])

@@ -129,7 +129,10 @@ class Base:
     def __init__(self, overrides: Sequence[str]) -> None:
         """Compose the YAML files. Raises HydraException and OmegaConfBaseException."""
         self.overrides = list(overrides)
-        self.composed = compose("config", self.overrides, return_hydra_config=True)
+        try:
+            self.composed = compose("config", self.overrides, return_hydra_config=True)
+        except OSError as error:  # a name of a choice that no file can have
+            raise Refused(f"{error.filename}: cannot be read ({error.strerror})") from None
         for group, chosen in self.composed.hydra.runtime.choices.items():
             known = choices(group)
             if known and isinstance(chosen, str) and chosen not in known:  # a path, NAME.yaml

@@ -331,7 +331,7 @@ def _run_trace(arguments: argparse.Namespace) -> None:
         write_named(arguments.svg, draw_timeline(trace, arguments.step).encode())
     summary = summarize(trace)
     if arguments.json:
-        print(json.dumps(summary.to_json()))
+        print(json.dumps(summary.to_json(), default=repr))  # names of a damaged file may be bytes
         return
     ranks, collectives, copies = [], [], []
     for rank in summary.ranks:

@@ -61,7 +61,7 @@ def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
 
 ANSI_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the header is underlined even in a pipe
 AFFINITY_COLUMN = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
-GPU_LABEL = re.compile(r"GPU(\d+)")
+GPU_LABEL = re.compile(r"GPU(\d{1,9})")
 DEVICE_LABEL = re.compile(r"GPU\d+|NIC\d+|mlx\d\S*")
 LINK_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_#/+-]*")
 NUMBER_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of CPUs or NUMA nodes
