@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from analysis.input_files import said
+from analysis.input_files import gc_paused, said
 from analysis.text import redact
 from benchmarks.record.safe_text import close_quietly
 
@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     command = importlib.import_module(f"analysis.commands.{module}")
                     command.configure(sub)
         parsed = parser.parse_args(arguments)
-        return int(command.run(parsed))
+        with gc_paused():  # thousands of records
+            return int(command.run(parsed))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:

@@ -1,5 +1,6 @@
 """Text, tables and figures as LaTeX for papers, with booktabs."""
 
+import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
@@ -15,26 +16,25 @@ SYMBOLS = {
     "…": r"\ldots{}", "“": "``", "”": "''", "’": "'", "µ": r"$\mu$", "α": r"$\alpha$",
     "β": r"$\beta$", "γ": r"$\gamma$",
 }  # fmt: skip
+# What is not printed as it is; two hyphens are no dash.
+SPECIAL = re.compile(r"[^ -~]|[\\&%$#_{}~^<>|[\]]|(?<=[-–—])-")
 ONE_PAGE = 45  # rows; what is longer is a longtable
 DOUBTFUL = "†"
 
 
 def latex(text: str) -> str:
     """Return text for pdflatex, on one line; a letter that it lacks becomes its code, `U+4E2D`."""
-    printed = ""
-    for letter in single_line(text, 1500):
-        base = unicodedata.normalize("NFD", letter)[0]
-        if letter in SYMBOLS:
-            printed += SYMBOLS[letter]
-        elif letter == "-" and printed.endswith("-"):
-            printed += "{}-"  # two hyphens are no dash
-        elif " " <= letter <= "~":
-            printed += letter
-        elif "A" <= base <= "z":
-            printed += base
-        else:
-            printed += f"U+{ord(letter):04X}"
-    return printed
+    return SPECIAL.sub(_printed, single_line(text, 1500))
+
+
+def _printed(match: re.Match[str]) -> str:
+    letter = match[0]
+    if letter == "-":
+        return "{}-"
+    base = unicodedata.normalize("NFD", letter)[0]
+    if letter not in SYMBOLS and "A" <= base <= "z":
+        return base
+    return SYMBOLS.get(letter, f"U+{ord(letter):04X}")
 
 
 def table_float(

@@ -135,7 +135,7 @@ class Table:
         columns, values_of = [], []
         for position, column in enumerate(self.columns):
             values = [self.rows[index][position] for index in shown]
-            if column.shown and (not values or set(values) - {None, ""}):
+            if column.shown and (not values or any(value not in (None, "") for value in values)):
                 columns.append(column)
                 values_of.append(values)
         rows = tuple(zip(*values_of, strict=True))

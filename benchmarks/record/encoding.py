@@ -68,14 +68,14 @@ def decoded(text: str | bytes) -> Any:
 
 def refuse_deep(value: Any) -> None:
     """Refuse a JSON value of more than DEEPEST levels. Raises ValueError."""
-    level = [value]
-    for _ in range(DEEPEST + 1):
+    level = [[value]]
+    for _ in range(DEEPEST + 2):
         inner: list[Any] = []
         for container in level:
+            items = container
             if isinstance(container, dict):
-                inner += container.values()
-            elif isinstance(container, list):
-                inner += container
+                items = container.values()
+            inner += [item for item in items if type(item) in (dict, list)]
         level = inner
-    if any(isinstance(item, dict | list) for item in level):
+    if level:
         raise ValueError(f"deeper than {DEEPEST} levels")

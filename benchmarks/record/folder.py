@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import itertools
 import os
+import posixpath
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,8 +108,12 @@ class CellFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for attribute, name in FILES.items():
-            setattr(self, attribute, path / name)
+
+    def __getattr__(self, attribute: str) -> Path:
+        """Return the path of one of FILES."""
+        if attribute not in FILES:
+            raise AttributeError(attribute)
+        return self.path / FILES[attribute]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CellFolder) and self.path == other.path
@@ -323,11 +328,15 @@ def _packed(path: Path) -> Path:
 def find_raw(folder: Path, *patterns: str) -> list[Path]:
     """Return the plain paths of the raw files that patterns name, packed ones too, by name."""
     raw: list[Path] = []
+    files: dict[str, set[str]] = {}  # each folder is listed once, for all patterns
     for pattern in patterns:
-        paths = set(folder.glob(pattern))
-        for packed in folder.glob(pattern + PACKED):
-            paths.add(packed.with_name(packed.name.removesuffix(PACKED)))
-        raw += sorted(paths)
+        parent, name = posixpath.split(pattern)
+        if parent not in files:
+            files[parent] = set()
+            with contextlib.suppress(OSError):
+                for path in (folder / parent).iterdir():
+                    files[parent].add(path.name.removesuffix(PACKED))
+        raw += [folder / parent / file for file in sorted(fnmatch.filter(files[parent], name))]
     return raw
 
 

@@ -12,6 +12,7 @@ Versions of the schema (`.ci/migrate_records` gives older records the form of 4)
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +163,7 @@ def read(path: Path) -> Record:
     try:
         with safe_files.open_to_read(path) as file:
             text = file.read().decode("utf-8")
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_shared)
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: no readable record ({error})") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
@@ -189,15 +190,22 @@ def read(path: Path) -> Record:
             parts.append((Failure, content["failure"]))
         lost = []
         for kind, part in parts:
-            for expected in dataclasses.fields(kind):
-                if expected.name not in (*part, *LATER_FIELDS, *OMITTED_IF_EMPTY):
-                    lost.append(expected.name)
+            lost += [entry.name for entry in dataclasses.fields(kind) if entry.name not in part]
+        lost = [name for name in lost if name not in (*LATER_FIELDS, *OMITTED_IF_EMPTY)]
         if lost:
             raise KeyError(", ".join(lost))
         msgspec.convert(content, RECORD_FIELDS)
         return msgspec.convert({**content, "cell": Cell.from_dict(content["cell"])}, Record)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
+
+
+def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; equal words of thousands of records take the memory of one."""
+    content = {}
+    for name, value in pairs:
+        content[sys.intern(name)] = sys.intern(value) if type(value) is str else value
+    return content
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
