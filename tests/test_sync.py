@@ -8,6 +8,7 @@ from build import database_rows, make_sweep, tracked_folder, tracked_record, tra
 from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
+from launch.tracking import mlflow_run
 from launch.tracking.tracker import SyncReport, Tracker, sync
 
 OTHER = "b" * 32
@@ -61,8 +62,7 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
     tracker = open_store(study_dir)
     own = [tracked_record(1), tracked_record(2)]
     tracker.start_sweep(make_sweep())
-    for record in own:
-        tracker.log(record, CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
+    tracker.log(own, lambda record: CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
     earlier = dataclasses.replace(
         own[0], sweep_id=OTHER
     )  # resumed: in the sweep's table, not its own
@@ -83,7 +83,7 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
 def test_a_sweep_whose_launcher_died_is_completed(study_dir):
     tracker = open_store(study_dir)
     tracker.start_sweep(make_sweep(cells=9))
-    tracker.log(tracked_record(1), CellFolder(study_dir / "cell-000001"))
+    tracker.log([tracked_record(1)], lambda _: CellFolder(study_dir / "cell-000001"))
     run_id = tracker._parents["a" * 32]
     tracker._client.set_tag(run_id, "ringside.boot_id", "an earlier boot")
     assert sync(study_dir) == SyncReport(projected=2, already=1, unreadable=[])
@@ -117,6 +117,26 @@ def test_a_damaged_record_does_not_stop_the_others(study_dir, capsys):
         out, err = capsys.readouterr()
         assert out == f"{projected} projected, {already} there already, 4 unreadable\n"
         assert len(err.splitlines()) == 4 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"series": {"x": [[float("inf"), 1.0]]}},
+        {"series": {"x": [[step, 1.0] for step in range(100_001)]}},
+        {"metrics": {"x" * 300: 1.0}},
+    ],
+    ids=["step", "points", "of MLflow"],
+)
+def test_a_record_that_mlflow_does_not_take_is_named(study_dir, capsys, monkeypatch, wrong):
+    monkeypatch.setattr(mlflow_run, "NAME_LENGTH", 300)  # MLflow takes 250
+    tracked_folder(study_dir, tracked_record(4, name="the wrong one", **wrong))
+    assert main(["sync", str(study_dir)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "3 projected, 0 there already, 1 unreadable\n"
+    assert "record the wrong one cannot be written to MLflow: " in err and err.count("\n") == 1
+    statuses = {run.info.status for run in tracked_runs(open_store(study_dir)).values()}
+    assert "RUNNING" not in statuses
 
 
 def test_exit_status(study_dir, tmp_path, capsys):

@@ -40,7 +40,9 @@ def tracker(output_dir):
 
 
 def log(tracker, output_dir, record):
-    return tracker.log(record, CellFolder(tracked_folder(output_dir / "scaling", record)))
+    return tracker.log(
+        [record], lambda _: CellFolder(tracked_folder(output_dir / "scaling", record))
+    )[0]
 
 
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
@@ -96,7 +98,7 @@ def test_logging_twice_changes_nothing(tracker, output_dir):
     for number in range(2):
         again = Tracker.open(Tracking(), output_dir, "scaling")
         again.start_sweep(make_sweep())
-        assert again.log(record, folder) == (number == 0)
+        assert again.log([record], lambda _: folder) == (1 - number, [])
         again.write_study([record], {record.record_id: {"scaling/efficiency": 0.5}})
         again.finish_sweep(make_sweep(), [record], "finished", {})
         if number == 0:
@@ -104,7 +106,7 @@ def test_logging_twice_changes_nothing(tracker, output_dir):
     assert database_rows(output_dir / "mlflow.db") == before
 
 
-@pytest.mark.parametrize("at", ["log_artifact", "log_batch", "set_tag", "set_terminated"])
+@pytest.mark.parametrize("at", ["log_artifact", "log_batch", "set_terminated"])
 def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
     record = tracked_record(1)
     folder = tracked_folder(output_dir / "scaling", record)
@@ -115,12 +117,14 @@ def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(tracker._client, at, die)
-        tracker.log(record, CellFolder(folder))
+        tracker.log([record], lambda _: CellFolder(folder))
     run = tracked_runs(tracker)[record.name]
-    assert run.info.status == ("FINISHED" if at == "set_tag" else "RUNNING")
+    assert run.info.status == ("FINISHED" if at == "log_batch" else "RUNNING")
     # The next start closes it as KILLED.
     tracker._client.set_tag(run.info.run_id, "ringside.boot_id", "an earlier boot")
-    assert Tracker.open(Tracking(), output_dir, "scaling").log(record, CellFolder(folder))
+    assert Tracker.open(Tracking(), output_dir, "scaling").log(
+        [record], lambda _: CellFolder(folder)
+    )[0]
     stored = tracked_runs(tracker)
     assert len(stored) == 2 and stored[record.name].info.status == "FINISHED"
     assert stored[record.name].data.metrics["throughput/images_per_second"] == 5000.0
@@ -218,7 +222,7 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     (folder / "large.log").write_bytes(b"x" * ((16 << 20) + 1))
     sweep = dataclasses.replace(make_sweep(), study=HOSTILE, overrides=[HOSTILE])
     tracker.start_sweep(sweep)
-    tracker.log(record, CellFolder(folder))
+    tracker.log([record], lambda _: CellFolder(folder))
     tracker.finish_sweep(sweep, [record] * 50, "failed", {})
     stored = tracker._client.search_runs([tracker._experiment])
     assert len(stored) == 2
@@ -399,5 +403,7 @@ def test_a_run_that_a_user_deleted_stays_deleted(tracker, output_dir):
     record = tracked_record(1)
     log(tracker, output_dir, record)
     tracker._client.delete_run(tracked_runs(tracker)[record.name].info.run_id)
-    assert not tracker.log(record, CellFolder(output_dir / "scaling" / "cell-000001"))
+    assert not tracker.log([record], lambda _: CellFolder(output_dir / "scaling" / "cell-000001"))[
+        0
+    ]
     assert record.name not in tracked_runs(tracker)

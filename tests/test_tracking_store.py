@@ -98,9 +98,9 @@ def test_a_locked_store_is_given_up_and_written_later(output_dir, monkeypatch, c
         holder.execute("BEGIN EXCLUSIVE")
         assert "is locked by another process" in refused(Tracking(), output_dir)
         with pytest.raises(TrackingUnavailable, match="is locked by another process"):
-            tracker.log(record, folder)
+            tracker.log([record], lambda _: folder)
         holder.execute("ROLLBACK")
-    assert tracker.log(record, folder)
+    assert tracker.log([record], lambda _: folder)[0]
     assert capfd.readouterr() == ("", "")
 
 

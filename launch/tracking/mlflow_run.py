@@ -37,6 +37,7 @@ NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stor
 PARAM_LENGTH = 6000  # characters
 TAG_LENGTH = 8000  # characters
 TEXT_LENGTH = 200  # characters of a text in the table of a sweep
+MOST_ROWS = 100_000  # metrics and points of series of a run: a store takes 20 s for them
 LAST_STEP = 2**53  # whole numbers up to here are exact in JSON; a store has 64 bits
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 NOTE = "mlflow.note.content"
@@ -75,7 +76,8 @@ def project(record: Record) -> MlflowRun:
     """Return the run of a record; the same record always gives the same.
 
     Raises:
-        ValueError: an id goes into no filter string, or a step is no whole number.
+        ValueError: an id goes into no filter string, a step is no whole number, or there are more
+            than MOST_ROWS.
     """
     check_identifier(record.record_id)
     check_identifier(record.sweep_id)
@@ -197,6 +199,10 @@ def _metrics(record: Record) -> list[Row]:
     if record.cell.model.inputs == SAMPLES:  # the metric's name says images
         for name, value in record.metrics.items():
             values[name.replace(IMAGES, SAMPLES)] = value
+    number = len(values) + sum(map(len, record.series.values()))
+    if number > MOST_ROWS:
+        accepted = f"accepted are at most {MOST_ROWS:,}"
+        raise ValueError(f"it has {number:,} metrics and points of series; {accepted}")
     rows = []
     metric_keys = set()
     for name, value in values.items():

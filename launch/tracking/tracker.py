@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -54,6 +55,9 @@ COMPLETE = "2"  # the value of PROJECTED; "true" was an earlier version's, whose
 EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 0, or every GPU
 PLANNED, TABLED = "ringside.cells", "ringside.records"  # of a sweep; records in its table
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one is named in a tag instead
+START = "attributes.start_time"
+REFUSED = "INVALID_PARAMETER_VALUE"  # MLflow's error code: the record is wrong, not the store
+RECORDS = 50  # that `sync` writes while it holds the store's lock
 BATCH = 800  # metrics: MLflow takes 1000 of metrics, parameters and tags together
 PAGE = 1000  # runs of one answer
 ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
@@ -111,49 +115,75 @@ class Tracker:
         with store.writing(self._uri, self._lock):
             self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
 
-    def log(self, record: Record, folder: CellFolder) -> bool:
-        """Write the child run of a record, with the artifacts of its folder.
+    def log(
+        self,
+        records: Sequence[Record],
+        folder_of: Callable[[Record], CellFolder],
+        values: Values = MappingProxyType({}),
+    ) -> tuple[int, list[str]]:
+        """Write the child runs of records, with the artifacts of their folders.
+
+        A complete run is left as it is. `values` are of several records, by record id.
 
         Returns:
-            Whether anything was written: a complete run is left as it is.
-
-        Raises:
-            ValueError: as `project`.
+            How many were written, and a sentence for each record that MLflow does not take.
         """
-        content = mlflow_run.project(record)
+        written, refused = 0, []
         with store.writing(self._uri, self._lock):
-            run = self._find(RECORD, record.record_id, "cell", ALL)
-            if run is not None and _is_complete(run):
-                return False
-            if record.sweep_id not in self._parents:
-                self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
-            if run is None:
-                # MLflow's pages show tags in the order of their writing: the verdict comes first.
-                tags = {
-                    "mlflow.parentRunId": self._parents[record.sweep_id],
-                    **content.tags,
-                    KIND: "cell",
-                    **_process_tags(ProcessIdentity.own()),
-                }
-                run = self._create(content.name, content.started, tags)
-            tags = dict(content.tags)
-            too_large = []
-            for path in folder.artifacts():
-                relative = path.relative_to(folder.path)
-                if path.stat().st_size > ARTIFACT_LIMIT:
-                    too_large.append(str(relative))
+            started = [milliseconds(record.started_at) for record in records]
+            since, until = f"{START} >= {min(started)}", f"{START} <= {max(started)}"
+            runs: dict[str, Run] = {}
+            for run in self._runs(f"{CELLS} AND {since} AND {until}", ALL):
+                record_id = run.data.tags.get(RECORD, "")
+                if record_id not in runs or _is_complete(run):  # two machines made two at once
+                    runs[record_id] = run
+            for record in records:
+                existing = runs.get(record.record_id)
+                if existing is not None and _is_complete(existing):
                     continue
-                below: str | None = relative.parent.as_posix()
-                if below == ".":
-                    below = None
-                self._client.log_artifact(run.info.run_id, str(path), below)
-            if too_large:
-                tags["ringside.left_out"] = ",".join(too_large)[:TAG_LENGTH]
-            rows = [row for row in content.metrics if row[0] not in OF_SEVERAL_RECORDS]
-            self._log(run, rows, content.params, tags)
-            self._client.set_terminated(run.info.run_id, content.status, content.ended)
-            self._client.set_tag(run.info.run_id, PROJECTED, COMPLETE)
-            return True
+                own = values.get(record.record_id, {})
+                try:
+                    self._log_record(record, existing, folder_of(record), own)
+                    written += 1
+                except Exception as error:  # to import MlflowException takes a second
+                    if type(error) is not ValueError and vars(error).get("error_code") != REFUSED:
+                        raise
+                    refused.append(f"record {record.name} cannot be written to MLflow: {error}")
+        return written, refused
+
+    def _log_record(
+        self, record: Record, run: "Run | None", folder: CellFolder, values: Mapping[str, float]
+    ) -> None:
+        content = mlflow_run.project(record)
+        if record.sweep_id not in self._parents:
+            self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
+        if run is None:
+            # MLflow's pages show tags in the order of their writing: the verdict comes first.
+            tags = {
+                "mlflow.parentRunId": self._parents[record.sweep_id],
+                **content.tags,
+                KIND: "cell",
+                **_process_tags(ProcessIdentity.own()),
+            }
+            run = self._create(content.name, content.started, tags)
+        tags = dict(content.tags)
+        too_large = []
+        for path in folder.artifacts():
+            relative = path.relative_to(folder.path)
+            if path.stat().st_size > ARTIFACT_LIMIT:
+                too_large.append(str(relative))
+                continue
+            below: str | None = relative.parent.as_posix()
+            if below == ".":
+                below = None
+            self._client.log_artifact(run.info.run_id, str(path), below)
+        if too_large:
+            tags["ringside.left_out"] = ",".join(too_large)[:TAG_LENGTH]
+        rows = [row for row in content.metrics if row[0] not in OF_SEVERAL_RECORDS]
+        new_rows, new_tags = _of_several(run, values)
+        self._client.set_terminated(run.info.run_id, content.status, content.ended)
+        tags |= {**new_tags, PROJECTED: COMPLETE}
+        self._log(run, [*rows, *new_rows], content.params, tags)
 
     def write_study(self, records: Sequence[Record], values: Values) -> None:
         """Write what rests on all records of the study: values, default parameters and the view.
@@ -164,21 +194,12 @@ class Tracker:
         if not records:
             return
         defaults = mlflow_run.default_params(records)
-        now = milliseconds(time.time())  # later than the run's value: MLflow shows the latest
         with store.writing(self._uri, self._lock):
-            for run in list(self._runs(CELLS)):
+            for run in self._runs(CELLS):
                 record_id = run.data.tags.get(RECORD, "")
                 if not _is_complete(run) or record_id not in defaults:
                     continue
-                own = values.get(record_id, {})
-                rows = []
-                for name, value in own.items():
-                    if run.data.metrics.get(name) != value and math.isfinite(value):
-                        rows.append((name, float(value), now, 0))
-                efficiency = own.get(EFFICIENCY)
-                tags = {}
-                if isinstance(efficiency, Efficiency):
-                    tags[EFFICIENCY_OF] = efficiency.members
+                rows, tags = _of_several(run, values.get(record_id, {}))
                 self._log(run, rows, defaults[record_id], tags)
             existing = self._client.get_experiment(self._experiment).tags
             for name, text in experiment_tags(records).items():
@@ -307,10 +328,11 @@ class Tracker:
             if existing.tags.get(name) != value:
                 new_tags.append(RunTag(name, value))
         metrics = [Metric(*row) for row in rows]
-        if metrics or new_params or new_tags:
-            self._client.log_batch(run.info.run_id, metrics[:BATCH], new_params, new_tags)
-        for start in range(BATCH, len(metrics), BATCH):
-            self._client.log_batch(run.info.run_id, metrics[start : start + BATCH])
+        while len(metrics) > BATCH:
+            self._client.log_batch(run.info.run_id, metrics[:BATCH])
+            del metrics[:BATCH]
+        if metrics or new_params or new_tags:  # of tags PROJECTED is the last
+            self._client.log_batch(run.info.run_id, metrics, new_params, new_tags)
 
 
 def experiment_name(tracking: Tracking, study: str) -> str:
@@ -324,12 +346,25 @@ def search_runs(
     """Yield the runs of an experiment that a filter finds, oldest first, page by page."""
     token = None
     while True:
-        order = ["attributes.start_time"]
-        page = client.search_runs([experiment], search, view, PAGE, order, token)
+        page = client.search_runs([experiment], search, view, PAGE, [START], token)
         yield from page
         token = page.token
         if not token:
             return
+
+
+def _of_several(run: "Run", values: Mapping[str, float]) -> tuple[list[Row], dict[str, str]]:
+    """Return the metrics and tags of a run that rest on several records, where they changed."""
+    now = milliseconds(time.time())  # later than the run's value: MLflow shows the latest
+    rows = []
+    for name, value in values.items():
+        if run.data.metrics.get(name) != value and math.isfinite(value):
+            rows.append((name, float(value), now, 0))
+    tags = {}
+    efficiency = values.get(EFFICIENCY)
+    if isinstance(efficiency, Efficiency):
+        tags[EFFICIENCY_OF] = efficiency.members
+    return rows, tags
 
 
 def _is_complete(run: "Run") -> bool:
@@ -395,7 +430,7 @@ class MlflowWriter:
         def write() -> None:
             if self._tracker and not self._failed:
                 with self._study.timed_step(record.record_id, "projection"):
-                    self._tracker.log(record, self._study.folder_of(record))
+                    self._log(self._tracker, [record])
 
         self._submit(write)
 
@@ -425,11 +460,12 @@ class MlflowWriter:
                 return
             tracker = self._open()
             values = values_of(study_records, of_other_studies(self._study.folder))
+            if measured:
+                self._log(tracker, measured)  # complete ones stay as they are
             own_values = {}
             for record in measured:
-                tracker.log(record, self._study.folder_of(record))  # complete ones stay as they are
                 own_values[record.record_id] = values.get(record.record_id, {})
-            rows = [*done_before, *measured]
+            rows = mlflow_run.valid_records([*done_before, *measured])
             tracker.finish_sweep(self._sweep, rows, state, values, report)
             tracker.write_study(study_records, own_values)
 
@@ -452,6 +488,16 @@ class MlflowWriter:
         if self._tracker:
             lines.append(f"         then open http://127.0.0.1:5000{self._tracker.page}")
         return lines
+
+    def _log(self, tracker: Tracker, records: Sequence[Record]) -> None:
+        _, refused = tracker.log(records, self._study.folder_of)
+        for sentence in refused:
+            self._note(sentence)
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._printed:
+            self._console.print(f"note: {sentence}", markup=False)
+        self._printed.add(sentence)
 
     def _open(self) -> Tracker:
         """Return the store, opened by the first call that finds it free."""
@@ -479,10 +525,7 @@ class MlflowWriter:
             reason = str(error)
             if isinstance(error, OSError):  # of the study's own files
                 reason = f"runs cannot be written to MLflow: {because(error)}"
-            if reason not in self._printed:
-                note = f"note: {reason}; the sweep goes on without MLflow"
-                self._console.print(note, markup=False)
-            self._printed.add(reason)
+            self._note(f"{reason}; the sweep goes on without MLflow")
 
 
 # Write the records of a study that MLflow's store lacks. It can be repeated at any time.
@@ -520,7 +563,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
         except RecordError as error:
             unreadable.append(str(error))
         except ValueError as error:
-            unreadable.append(f"{path}: a damaged record ({error})")
+            unreadable.append(f"{path}: record {record.name} cannot be written to MLflow: {error}")
         else:
             records.append(record)
             folders[record.record_id] = CellFolder(path.parent)
@@ -532,15 +575,19 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     tracker.close_stale()
     complete = tracker.complete_records()
     values = values_of(records, of_other_studies(study_dir))
-    projected = 0
+    projected, already = 0, len(records)
     for own in sweeps.values():
         missing = [record for record in own if record.record_id not in complete]
         if missing:
             tracker.start_sweep(sweep_of(own))
-        for record in missing:
-            projected += tracker.log(record, folders[record.record_id])
+            already -= len(missing)
+        for start in range(0, len(missing), RECORDS):
+            part = missing[start : start + RECORDS]
+            written, refused = tracker.log(part, lambda each: folders[each.record_id], values)
+            projected += written
+            unreadable += refused
         state = tracker.missing_end(own)
         if state:
             tracker.finish_sweep(sweep_of(own), own, state, values, study_dir / REPORT)
     tracker.write_study(records, values)
-    return SyncReport(projected, len(records) - projected, unreadable)
+    return SyncReport(projected, already, unreadable)
