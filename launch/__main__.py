@@ -1,4 +1,4 @@
-"""`python -m launch sync STUDY_DIR` writes records to MLflow.
+"""`python -m launch sync STUDY_DIR` writes records to MLflow, `ui` shows them in the browser.
 
 Exit status: 0 done, 1 it failed, 2 the input is wrong, 130 Ctrl-C.
 """
@@ -8,12 +8,21 @@ import signal
 import sys
 from pathlib import Path
 
-from analysis.text import redact
+from analysis.text import count, redact
 from conf.schema import Tracking
 from launch.tracking.store import TrackingUnavailable, WrongUri
 from launch.tracking.tracker import sync
+from launch.tracking.ui import show
 
-NAME = "python -m launch sync"
+COMMANDS = {
+    "sync": "write those records of a study to MLflow that it does not have yet",
+    "ui": "show the runs of a study in the browser, until Ctrl-C",
+}
+STOPPED = {
+    "sync": "stopped; what was written stays, and the same command writes the rest",
+    "ui": "stopped before MLflow's server answered; no process is left",
+}
+STUDY = "folder of the study: <output_dir>/<study>"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,29 +32,39 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m launch", description="Work with the records of a study after a sweep."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    text = "write those records of a study to MLflow that it does not have yet"
-    add = commands.add_parser("sync", help=text, description=text).add_argument
-    add("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
-    add("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
-    add("--experiment", help="MLflow experiment (default: ringside/<study>)")
+    for name, text in COMMANDS.items():
+        add = commands.add_parser(name, help=text, description=text).add_argument
+        if name == "sync":
+            add("folder", metavar="STUDY", type=Path, help=STUDY)
+        else:
+            several = f"{STUDY}, or an output_dir: the study measured last (default: outputs)"
+            add("folder", metavar="STUDY", type=Path, nargs="?", default="outputs", help=several)
+        add("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
+        add("--experiment", help="MLflow experiment (default: ringside/<study>)")
     options = parser.parse_args(arguments)
     tracking = Tracking(uri=options.uri, experiment=options.experiment)
+
+    def complain(sentence: object) -> None:
+        print(redact(f"python -m launch {options.command}: {sentence}"), file=sys.stderr)
+
     try:
-        report = sync(options.study_dir, tracking)
+        if options.command == "ui":
+            return show(options.folder, tracking)
+        report = sync(options.folder, tracking)
     except (ValueError, WrongUri) as error:
-        print(redact(f"{NAME}: {error}"), file=sys.stderr)
+        complain(error)
         return 2
     except TrackingUnavailable as error:
-        print(redact(f"{NAME}: {error}"), file=sys.stderr)
+        complain(error)
         return 1
     except KeyboardInterrupt:
-        print(f"{NAME}: interrupted; the same command continues from there", file=sys.stderr)
+        complain(STOPPED[options.command])
         return 130
     for sentence in report.unreadable:
-        print(redact(f"{NAME}: {sentence}"), file=sys.stderr)
+        complain(sentence)
     print(
-        f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} "
-        "unreadable"
+        f"{count(report.projected, 'run')} written to MLflow, {report.already} there before, "
+        f"{len(report.unreadable)} not written"
     )
     return 1 if report.unreadable else 0
 

@@ -80,7 +80,7 @@ def test_the_main_job_leaves_one_parent_and_one_child(swept):
     assert child.data.tags["validity"].split(",")[0] in ("valid", "suspect")
     assert "P2P_LEVEL=LOC" in parent.data.tags["mlflow.note.content"].replace("\\", "")
     assert f"records  {folder}/default" in done.stdout
-    assert f"mlflow ui --backend-store-uri sqlite:///{folder}/m.db" in done.stdout
+    assert "python -m launch ui " in done.stdout and "--uri sqlite:///" in done.stdout
 
 
 def test_the_record_is_the_truth_and_agrees_with_the_store(swept):

@@ -8,10 +8,8 @@ RINGSIDE_SCREENS=tests/data/screens keeps the pictures.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 from analysis.report.build import report
 from benchmarks.record import read_study
 from conf.schema import Tracking
-from launch.tracking.tracker import Tracker, sync
+from launch.tracking.tracker import Tracker, page_of, sync
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data" / "h200_x4"
@@ -40,7 +38,7 @@ class Study:
     def __init__(self, folder):
         sync(folder)
         tracker = Tracker.open(Tracking(), folder.parent, folder.name)
-        self.page, self.experiment = tracker.page, tracker._experiment
+        self.page, self.experiment = page_of(tracker._experiment), tracker._experiment
         every = tracker._client.search_runs([self.experiment])
         self.cells = {run.data.tags["ringside.record_id"]: run.info.run_id for run in every
                       if run.data.tags["ringside.kind"] == "cell"}  # fmt: skip
@@ -61,26 +59,17 @@ def ui(tmp_path_factory):
     )
     report(settings, settings / "report")
     studies = Study(settings), Study(scaling)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    store = f"sqlite:///{folder}/mlflow.db"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)],
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(180):
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=1)
-                break
-            except OSError:
-                time.sleep(0.5)
-        yield address, *studies
-    finally:
-        os.killpg(server.pid, 9)
-        server.wait()
+    typed = [sys.executable, "-m", "launch", "ui", str(scaling)]
+    with subprocess.Popen(typed, cwd=ROOT, stdout=subprocess.PIPE, text=True) as command:
+        address, _, page = command.stdout.readline().strip().partition("/#")
+        try:
+            assert f"/#{page}" == studies[1].page
+            yield address, *studies
+        finally:
+            command.terminate()
+            assert command.wait(30) == 0
+    with pytest.raises(OSError, match="refused"):  # nothing is left of the server
+        urllib.request.urlopen(address)
 
 
 def browse(folder, address, height, *asked):
@@ -134,7 +123,7 @@ def in_order(text, words):
 def test_the_printed_address_opens_the_cells_with_their_figures(ui, tmp_path):
     address, _, scaling = ui
     text = shown(address, scaling.page, "mlflow_cells", tmp_path, words=("0.9952968",))
-    assert "Ringside: cells, fastest first" in text and "14</strong> matching runs" in text.replace(
+    assert "Ringside: runs, fastest first" in text and "14</strong> matching runs" in text.replace(
         "<span>", ""
     )
     rates = ("25737.9", "18676.2", "12904.2", "9520.7")

@@ -99,6 +99,9 @@ def test_sync_names_what_it_cannot_read_and_projects_the_others(output_dir, caps
     (study / "loop").symlink_to(".")
     assert launch_main(["sync", str(study)]) == 1
     printed, said = capsys.readouterr()
-    assert printed == "2 projected, 0 there already, 2 unreadable\n"
-    assert f"{damaged}/record.json: record {content['name']} cannot be written to MLflow: series x has a step inf" in said
+    assert printed == "2 runs written to MLflow, 0 there before, 2 not written\n"
+    assert (
+        f"{damaged}/record.json: record {content['name']} cannot be written to MLflow: series x has a step inf"
+        in said
+    )
     assert f"{piped}/record.json: no readable record" in said and said.count("\n") == 2

@@ -1,6 +1,7 @@
 """`python -m launch sync`: whatever the store lacks comes from the records."""
 
 import dataclasses
+import os
 
 import pytest
 from build import database_rows, make_sweep, tracked_folder, tracked_record, tracked_runs
@@ -10,6 +11,7 @@ from conf.schema import Tracking
 from launch.__main__ import main
 from launch.tracking import mlflow_run
 from launch.tracking.tracker import SyncReport, Tracker, sync
+from launch.tracking.ui import find_study
 
 OTHER = "b" * 32
 
@@ -115,7 +117,7 @@ def test_a_damaged_record_does_not_stop_the_others(study_dir, capsys):
     for projected, already in ((4, 0), (0, 4)):
         assert main(["sync", str(study_dir)]) == 1
         out, err = capsys.readouterr()
-        assert out == f"{projected} projected, {already} there already, 4 unreadable\n"
+        assert out == f"{projected} runs written to MLflow, {already} there before, 4 not written\n"
         assert len(err.splitlines()) == 4 and "Traceback" not in err
 
 
@@ -133,7 +135,7 @@ def test_a_record_that_mlflow_does_not_take_is_named(study_dir, capsys, monkeypa
     tracked_folder(study_dir, tracked_record(4, name="the wrong one", **wrong))
     assert main(["sync", str(study_dir)]) == 1
     out, err = capsys.readouterr()
-    assert out == "3 projected, 0 there already, 1 unreadable\n"
+    assert out == "3 runs written to MLflow, 0 there before, 1 not written\n"
     assert "record the wrong one cannot be written to MLflow: " in err and err.count("\n") == 1
     statuses = {run.info.status for run in tracked_runs(open_store(study_dir)).values()}
     assert "RUNNING" not in statuses
@@ -162,6 +164,34 @@ def test_exit_status(study_dir, tmp_path, capsys):
 def test_the_command_writes_elsewhere_when_asked(study_dir, capsys):
     uri = f"sqlite:///{study_dir.parent}/mlflow.db".replace("%", "%25").replace("#", "%23")
     assert main(["sync", str(study_dir), "--experiment", "elsewhere", "--uri", uri]) == 0
-    assert capsys.readouterr() == ("3 projected, 0 there already, 0 unreadable\n", "")
+    assert capsys.readouterr() == ("3 runs written to MLflow, 0 there before, 0 not written\n", "")
     tracker = Tracker.open(Tracking(experiment="elsewhere"), study_dir.parent, "scaling")
     assert len(tracker._client.search_runs([tracker._experiment])) == 5
+
+
+def test_the_pages_of_a_study_are_refused_in_one_sentence(study_dir, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    folder = study_dir.parent
+    (folder / "empty").mkdir()
+    (folder / "mlflow.db").rename(folder / "later.db")
+
+    def said(*arguments):
+        assert main(["ui", *map(str, arguments)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        return err
+
+    assert "empty: holds no study; accepted is" in said(folder / "empty")
+    assert "no run was written to MLflow yet; to write them: python -m launch sync" in said(folder)
+    (folder / "later.db").rename(folder / "mlflow.db")
+    assert "MLflow has no run of this study" in said(study_dir)
+    sync(study_dir)
+    assert "the pages of MLflow are not installed: pip install '.[ui]'" in said(folder)
+
+
+def test_the_study_that_was_measured_last_is_shown(study_dir):
+    other = study_dir.parent / "other"
+    tracked_folder(other, tracked_record(9))
+    for path in other.glob("*/record.json"):
+        os.utime(path, (2e9, 2e9))
+    assert [find_study(path).name for path in (study_dir, other.parent)] == ["scaling", "other"]

@@ -338,13 +338,13 @@ def test_the_experiment_has_a_view_with_the_figures(settings):
     tags = settings[1].tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"
     view = json.loads(tags["mlflow.sharedViewState.ringside-cells"])
-    assert view["name"] == "Ringside: cells, fastest first"
+    assert view["name"] == "Ringside: runs, fastest first"
     state = json.loads(zlib.decompress(base64.b64decode(view["state"].removeprefix("deflate;"))))
     fastest = names(settings, state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"])[0]
     assert fastest.endswith("ALGO=Ring · P2P_LEVEL=PIX")
     assert [name.split("`")[1] for name in state["selectedColumns"]] == [
-        *("throughput/images_per_second", "comm/exchange_ms", "comm/busbw_gb_per_s"),
-        *("validity", "nccl.p2p_level", "nccl.algo", "transport"),
+        *("validity", "throughput/images_per_second", "comm/exchange_ms", "comm/busbw_gb_per_s"),
+        *("nccl.p2p_level", "nccl.algo", "transport"),
     ]
     charts = [(card["type"], card.get("metricKey")) for card in state["compareRunCharts"]]
     assert charts[0] == ("BAR", "throughput/images_per_second")
@@ -394,7 +394,7 @@ def test_a_sweep_writes_what_sync_writes(output_dir, tmp_path):
     for record in records:
         writer.log(record)
     writer.close(records, [], records, stopping=lambda: False, report=None)
-    assert not writer._failed and "viewStateShareKey=ringside-cells" in writer.where()[1]
+    assert not writer._failed and "python -m launch ui " in writer.where()[0]
     sync(copy)
     assert content(copy.parent) == content(output_dir)
 

@@ -206,7 +206,7 @@ def test_a_store_that_another_launcher_held_is_written_in_the_end(sweep, output_
     assert {"cell 1", "cell 2"} < stored.keys() and len(stored) == 3
     assert all(run.info.status == "FINISHED" for run in stored.values())
     assert console.file.getvalue().count("another process has held") == 1
-    assert "mlflow ui" in writer.where()[0]
+    assert "python -m launch ui" in writer.where()[0]
 
 
 def test_what_a_holder_keeps_is_left_to_sync(sweep, output_dir):

@@ -22,6 +22,7 @@ from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import EXPOSED
 from analysis.report import cell_numbers
 from analysis.report.cell_numbers import first_metric
+from analysis.report.figure import COLOURS
 from analysis.report.table import Column, Table
 from analysis.study import names
 from analysis.study.provenance import gpu_models
@@ -464,7 +465,7 @@ def cut_note(text: str, length: int) -> str:
     return f"{whole}\n{last}"
 
 
-# The saved view of an experiment that the printed address opens: cells, the fastest first.
+# The saved view of an experiment that `python -m launch ui` opens: runs, the fastest first.
 
 
 VIEW_ID = "ringside-cells"
@@ -472,6 +473,8 @@ VIEW_TAG = f"mlflow.sharedViewState.{VIEW_ID}"
 MOST_PARAMS, MOST_CHARTS = 6, 6
 NAME_COLUMN = "attributes.`Run Name`"
 NAME_WIDTH = 290  # pixels: `resnet50 · nccl_allreduce · gpus 0,1` fits
+PALETTE = [on_paper for on_paper, _ in COLOURS.values()]
+COLOR = "mlflow.runColor"
 # Parameters that follow from others, or from the machine: they have no column.
 NO_COLUMN = ("world_size", "repeat", "seed", "image_size", "model.")
 
@@ -480,35 +483,54 @@ def experiment_tags(records: Sequence[Record]) -> dict[str, str]:
     """Return the tags of an experiment with these records."""
     packed = base64.b64encode(zlib.compress(json.dumps(view_state(records)).encode(), 9)).decode()
     view = {
-        "name": "Ringside: cells, fastest first",
+        "name": "Ringside: runs, fastest first",
         "createdAt": milliseconds(min([record.started_at for record in records])),
         "state": f"deflate;{packed}",
     }
     return {"mlflow.experimentKind": "custom_model_development", VIEW_TAG: json.dumps(view)}
 
 
-def view_state(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the state of a page with every cell: its figures, and what differs."""
-    runs = []
-    measured: set[str] = set()
+def varied_params(records: Sequence[Record]) -> list[str]:
+    """Return the parameters in which runs differ, as far as there are columns for them."""
+    every = [project(record).params for record in records]
     names: dict[str, None] = {}
+    for params in every:
+        names |= dict.fromkeys(params)
+    varied = []
+    for name in names:
+        if len({params.get(name) for params in every}) > 1 and not name.startswith(NO_COLUMN):
+            varied.append(name)
+    return varied[:MOST_PARAMS]
+
+
+def run_colors(records: Sequence[Record]) -> dict[str, str]:
+    """Return the colour of each run in charts, by record_id: one for a strategy, or a value of what
+    was varied first."""
+    names = varied_params(records)
+    names.sort(key=lambda name: name != "strategy")
+    first = next(iter(names), "")
+    colors: dict[str | None, str] = {}
+    of_records = {}
     for record in records:
-        run = project(record)
-        runs.append(run)
+        value = project(record).params.get(first)
+        if value not in colors:
+            colors[value] = PALETTE[len(colors) % len(PALETTE)]
+        of_records[record.record_id] = colors[value]
+    return of_records
+
+
+def view_state(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the state of a page with every run: its validity, its figures, and what differs."""
+    measured: set[str] = set()
+    for record in records:
         measured |= record.metrics.keys()
-        names |= dict.fromkeys(run.params)
     figures = [name for name in (*BEST_FIGURES, "comm/busbw_gb_per_s") if name in measured]
     if BEST_FIGURES[0] not in measured:
         firsts = dict.fromkeys(filter(None, map(first_metric, records)))
         figures = list(firsts)[:MOST_PARAMS] or figures or [BEST_FIGURES[0]]
-    columns = [f"metrics.`{name}`" for name in figures]
-    columns.append("tags.`validity`")
-    params: list[str] = []
-    for name in names:
-        values = {run.params.get(name) for run in runs}
-        if len(values) > 1 and not name.startswith(NO_COLUMN) and len(params) < MOST_PARAMS:
-            params.append(name)
-            columns.append(f"params.`{name}`")
+    params = varied_params(records)
+    columns = ["tags.`validity`", *[f"metrics.`{name}`" for name in figures]]
+    columns += [f"params.`{name}`" for name in params]
     columns.append("tags.`transport`")
     widths = {NAME_COLUMN: NAME_WIDTH}
     for name in columns:
@@ -520,10 +542,11 @@ def view_state(records: Sequence[Record]) -> dict[str, Any]:
         axes = {"selectedParams": params, "selectedMetrics": figures[:3], "showAllRuns": True}
         cards.append({"type": "PARALLEL", **axes})
     for index, card in enumerate(cards):
-        card |= {"uuid": f"chart{index}", "metricSectionId": "Cells"}
-    section = {"uuid": "Cells", "name": "Cells", "columns": 2, "display": True}
+        card |= {"uuid": f"chart{index}", "metricSectionId": "Runs"}
+    section = {"uuid": "Runs", "name": "Runs", "columns": 2, "display": True}
     return {
-        "searchFilter": "tags.`ringside.kind` = 'cell'",
+        # not those that were interrupted
+        "searchFilter": "tags.`ringside.kind` = 'cell' AND attributes.status != 'KILLED'",
         "orderByKey": f"metrics.`{figures[0]}`",
         "orderByAsc": False,
         "selectedColumns": columns,

@@ -42,7 +42,7 @@ from launch.tracking.mlflow_run import (
     milliseconds,
     project,
 )
-from launch.tracking.store import TrackingUnavailable, WrongUri
+from launch.tracking.store import TrackingUnavailable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -102,12 +102,6 @@ class Tracker:
         """
         uri = store.store_uri(tracking.uri, output_dir)
         return Tracker(uri, output_dir, experiment_name(tracking, study))
-
-    @property
-    def page(self) -> str:
-        """The page of the experiment's cells, below the address that `mlflow ui` prints."""
-        view = f"workflowType=machine_learning&viewStateShareKey={VIEW_ID}"
-        return f"/#/experiments/{self._experiment}/runs?{view}"
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
@@ -194,12 +188,14 @@ class Tracker:
         if not records:
             return
         defaults = mlflow_run.default_params(records)
+        colors = mlflow_run.run_colors(records)
         with store.writing(self._uri, self._lock):
             for run in self._runs(CELLS):
                 record_id = run.data.tags.get(RECORD, "")
                 if not _is_complete(run) or record_id not in defaults:
                     continue
                 rows, tags = _of_several(run, values.get(record_id, {}))
+                tags[mlflow_run.COLOR] = colors[record_id]
                 self._log(run, rows, defaults[record_id], tags)
             existing = self._client.get_experiment(self._experiment).tags
             for name, text in experiment_tags(records).items():
@@ -340,6 +336,12 @@ def experiment_name(tracking: Tracking, study: str) -> str:
     return single_line(tracking.experiment or f"ringside/{study}", 500)
 
 
+def page_of(experiment: str) -> str:
+    """Return the page of an experiment's runs, below the address of a server."""
+    view = f"workflowType=machine_learning&viewStateShareKey={VIEW_ID}"
+    return f"/#/experiments/{experiment}/runs?{view}"
+
+
 def search_runs(
     client: "MlflowClient", experiment: str, search: str, view: int = ACTIVE_ONLY
 ) -> "Iterator[Run]":
@@ -473,21 +475,17 @@ class MlflowWriter:
 
     def where(self) -> list[str]:
         """Return lines for the user: where the runs are, or how to write them later."""
-        sync = f"python -m launch sync {shlex.quote(str(self._study.folder))}"
+        what = shlex.quote(str(self._study.folder))
         if not self._tracking.enabled:
-            return [f"MLflow   not written (tracking=none); to write it later: {sync}"]
-        try:
-            uri = store.store_uri(self._tracking.uri, self._study.folder.parent)
-            uri = shlex.quote(without_credentials(uri))
-        except WrongUri:
-            uri = "URI"
+            later = f"to write it later: python -m launch sync {what}"
+            return [f"MLflow   not written (tracking=none); {later}"]
+        if self._tracking.uri is not None:
+            what += f" --uri {shlex.quote(without_credentials(self._tracking.uri))}"
+        if self._tracking.experiment:
+            what += f" --experiment {shlex.quote(self._tracking.experiment)}"
         if self._failed:
-            return [f"MLflow   incomplete; to complete it: {sync} --uri {uri}"]
-        ui = f"mlflow ui --backend-store-uri {uri}"
-        lines = [f"MLflow   {ui}   (needs: pip install '.[ui]')"]
-        if self._tracker:
-            lines.append(f"         then open http://127.0.0.1:5000{self._tracker.page}")
-        return lines
+            return [f"MLflow   incomplete; to complete it: python -m launch sync {what}"]
+        return [f"MLflow   python -m launch ui {what}   (needs: pip install '.[ui]')"]
 
     def _log(self, tracker: Tracker, records: Sequence[Record]) -> None:
         _, refused = tracker.log(records, self._study.folder_of)
