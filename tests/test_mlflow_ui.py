@@ -123,7 +123,7 @@ def in_order(text, words):
 def test_the_printed_address_opens_the_cells_with_their_figures(ui, tmp_path):
     address, _, scaling = ui
     text = shown(address, scaling.page, "mlflow_cells", tmp_path, words=("0.9952968",))
-    assert "Ringside: runs, fastest first" in text and "14</strong> matching runs" in text.replace(
+    assert "Ringside: runs, fastest first" in text and "13</strong> matching runs" in text.replace(
         "<span>", ""
     )
     rates = ("25737.9", "18676.2", "12904.2", "9520.7")
