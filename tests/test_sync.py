@@ -181,7 +181,7 @@ def test_the_pages_of_a_study_are_refused_in_one_sentence(study_dir, capsys, mon
         assert (out, err.count("\n")) == ("", 1)
         return err
 
-    assert "empty: holds no study; accepted is" in said(folder / "empty")
+    assert "empty: holds no study; expected" in said(folder / "empty")
     assert "no run was written to MLflow yet; to write them: python -m launch sync" in said(folder)
     (folder / "later.db").rename(folder / "mlflow.db")
     assert "MLflow has no run of this study" in said(study_dir)

@@ -202,8 +202,8 @@ def _metrics(record: Record) -> list[Row]:
             values[name.replace(IMAGES, SAMPLES)] = value
     number = len(values) + sum(map(len, record.series.values()))
     if number > MOST_ROWS:
-        accepted = f"accepted are at most {MOST_ROWS:,}"
-        raise ValueError(f"it has {number:,} metrics and points of series; {accepted}")
+        most = f"at most {MOST_ROWS:,} are written"
+        raise ValueError(f"it has {number:,} metrics and points of series; {most}")
     rows = []
     metric_keys = set()
     for name, value in values.items():

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.schema import Tracking
-from launch.machine.secrets import without_credentials
+from conf.secrets import without_credentials
 from launch.tracking import store
 from launch.tracking.store import TrackingUnavailable
 from launch.tracking.tracker import experiment_name, page_of
@@ -37,8 +37,8 @@ def find_study(folder: Path) -> Path:
         return folder.absolute()
     records = sorted(folder.glob("*/*/record.json"), key=lambda path: path.stat().st_mtime)
     if not records:
-        accepted = "accepted is the folder of a study, or an output_dir with studies"
-        raise ValueError(f"{folder}: holds no study; {accepted}")
+        expected = "expected the folder of a study, or an output_dir with studies"
+        raise ValueError(f"{folder}: holds no study; {expected}")
     return records[-1].parent.parent.absolute()
 
 
