@@ -46,7 +46,7 @@ def phase(reporter, name):
 REAL_PHASE, REAL_BLOCK, REAL_TIMES = Reporter.phase, Reporter.block, Clock.block
 REAL_BATCHES, REAL_BUILD, REAL_BACKWARD = step.synthetic, models.build, Training._backward
 REAL_STEP, REAL_PREPARE = Training.uncaptured_step, NcclAllreduce.prepare
-REAL_UPDATE = Strategy.update
+REAL_UPDATE, REAL_GRADIENT = Strategy.update, correctness.gradient
 AUTOCAST = dict(step.AUTOCAST)
 
 
@@ -282,6 +282,12 @@ def accumulates():
     return [(Strategy, "update", update), (NcclAllreduce, "equal_every", 2)]
 
 
+def unsettled(training, *asked):
+    """Check the gradient while the loss scale is so large that all gradients overflow."""
+    training.scaler.update(2.0**120)
+    return REAL_GRADIENT(training, *asked)
+
+
 OWN_STEPS = {
     "clipped gradients": [(Strategy, "update", clips)],
     "dropped gradients": [(Strategy, "update", drops)],
@@ -294,6 +300,7 @@ CELLS = {
     "fp32": make_cell(**STEPS),
     "bf16": make_cell(precision="bf16", **STEPS),
     "buckets": make_cell(strategy=SMALL_BUCKETS, **STEPS),
+    "fp16": make_cell(precision="fp16", **STEPS),
 }
 SEEN = "-"
 EQUAL = "all ranks leave the same gradient, which nothing in a window compares with a mean"
@@ -363,6 +370,7 @@ def cases():
         yield f"hooked {twin}", CELLS[twin], hooked("none"), False
     for name, plants in OWN_STEPS.items():
         yield name, CELLS["fp32"], plants, False
+    yield "loss scale not settled", CELLS["fp16"], [(correctness, "gradient", unsettled)], False
     for name, live in LIVE.items():
         yield name, CELLS[live.twin], live.plants, False
         if live.in_window == SEEN:

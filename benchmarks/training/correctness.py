@@ -93,10 +93,10 @@ class ComparedElements:
 
     def repeats(self, runs: Sequence[Tensor]) -> Tensor:
         """Return how much runs of one step differ in each array, (arrays,): the largest pair."""
-        differences = []
+        most = torch.zeros_like(self.by_array(runs[0]))
         for first, second in itertools.combinations(runs, 2):
-            differences.append(self.by_array(first - second))
-        return torch.stack(differences).amax(0)
+            most = torch.maximum(most, self.by_array(first - second))  # keeps NaN
+        return most
 
 
 def gradients_equal(training: Training, ranks: Ranks) -> bool:
@@ -119,66 +119,88 @@ def gradient(
     exchanged gradient is the one that a whole step updates by.
     """
     elements = ComparedElements(training)
-
-    def backward_alone() -> Tensor:
-        torch.manual_seed(training.cell.seed)  # the same dropout masks each time
-        training.backward(batch)
-        return elements.gradient(training)
-
-    def before_update() -> Tensor:
-        gradients = []
-        usual = training.mark
-
-        def mark(stage: str) -> AbstractContextManager[Any]:
-            if stage == "optimizer":  # which may scale, clip or drop them
-                gradients.append(elements.gradient(training))
-            return usual(stage)
-
-        torch.manual_seed(training.cell.seed)
-        training.mark = mark
-        try:
-            training.step(batch)
-        finally:
-            training.mark = usual
-        return gradients[0]
-
     with training.without_exchange():
-        runs = [backward_alone() for _ in range(runs_alone)]
-    if runs_alone == 1:
-        runs *= 2  # they were equal before
+        runs = [_settled_gradient(training, batch, ranks, elements)]
+        runs += [_gradient_of(training, batch, elements) for _ in range(runs_alone - 1)]
     with training.strategy.gradients_only():
-        exchanged = before_update() if in_step else backward_alone()
-    if not in_step:
-        training.optimizer.zero_grad(set_to_none=True)
-    local, mean = runs[0], _mean(runs[0], ranks)
-    wrong = exchanged - mean
-    differences = []
-    for first, second in itertools.combinations(runs, 2):
-        differences.append((first - second).norm())
-    repeat = torch.stack(differences).max()
-    own_norms = torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), repeat])
-    norms = gathered(ranks, own_norms)
-    own_arrays = [elements.by_array(wrong), elements.repeats(runs), elements.by_array(local)]
-    arrays = gathered(ranks, torch.stack(own_arrays))
-
-    mean_norm = mean.norm().item() or 1.0
-    # torch's maximum keeps NaN.
-    error, _, size, repeat_share = (norms.amax(0) / mean_norm).tolist()
+        if in_step:
+            exchanged = _gradient_in_step(training, batch, elements)
+        else:
+            exchanged = _gradient_of(training, batch, elements)
+            training.optimizer.zero_grad(set_to_none=True)
+    mean = _mean(runs[0], ranks)
     # Each of n sums rounds half a unit in the last place, and reserve, as a share of Σ|local|.
     rounding = torch.clamp(ranks.world_size * _digits(training), min=training.strategy.rounding)
     step = training.strategy.smallest_step
-    tolerance = MARGIN * repeat_share + rounding.max().item() * size
-    tolerance += step * len(mean) ** 0.5 / mean_norm
-    wrong_sums, repeat_sums, _ = arrays.amax(0)
-    mean_sizes = arrays[:, 2].mean(0)
-    worst = worst_array(wrong_sums, repeat_sums, mean_sizes, rounding, step * elements.counts)
+    facts = _of_all_arrays(ranks, runs, exchanged, mean, rounding.max().item())
+    facts["gradient_tolerance"] += step * len(mean) ** 0.5 / (mean.norm().item() or 1.0)
+    sums = [elements.by_array(exchanged - mean), elements.repeats(runs), elements.by_array(runs[0])]
+    of_ranks = gathered(ranks, torch.stack(sums))
+    wrong, repeats, _ = of_ranks.amax(0)
+    sizes = of_ranks[:, 2].mean(0)
+    worst = worst_array(wrong, repeats, sizes, rounding, step * elements.counts)
+    return facts | {"gradient_worst": worst | {"array": training.names[worst["array"]]}}
+
+
+def _of_all_arrays(
+    ranks: Ranks, runs: Sequence[Tensor], exchanged: Tensor, mean: Tensor, rounding: float
+) -> dict[str, float]:
+    """Return the facts of all arrays together, as shares of ‖mean‖. Collective."""
+    local, repeat = runs[0], torch.zeros_like(mean.norm())
+    for first, second in itertools.combinations(runs, 2):
+        repeat = torch.maximum(repeat, (first - second).norm())
+    own = torch.stack([(exchanged - mean).norm(), (local - mean).norm(), local.norm(), repeat])
+    norms = gathered(ranks, own) / (mean.norm().item() or 1.0)
+    error, _, size, repeat_share = norms.amax(0).tolist()  # torch's maximum keeps NaN
     return {
         "gradient_error": error,
-        "gradient_spread": norms[:, 1].min().item() / mean_norm,
+        "gradient_spread": norms[:, 1].min().item(),
         "gradient_repeat": repeat_share,
-        "gradient_tolerance": tolerance,
-        "gradient_worst": worst | {"array": training.names[worst["array"]]},
+        "gradient_tolerance": MARGIN * repeat_share + rounding * size,
     }
+
+
+def _gradient_of(training: Training, batch: Batch, elements: ComparedElements) -> Tensor:
+    """Return the gradient that backward leaves."""
+    torch.manual_seed(training.cell.seed)  # the same dropout masks each time
+    training.backward(batch)
+    return elements.gradient(training)
+
+
+def _settled_gradient(
+    training: Training, batch: Batch, ranks: Ranks, elements: ComparedElements
+) -> Tensor:
+    """Return the gradient of this rank alone. A loss scale with which that of a rank overflows is
+    halved, as it is after such a step. Collective.
+    """
+    scaler = training.scaler
+    while True:
+        local = _gradient_of(training, batch, elements)
+        if not scaler.is_enabled():
+            return local
+        fits = bool(local.isfinite().all()) or scaler.get_scale() <= 1
+        if all(on_rank for (on_rank,) in ranks.gather([fits])):
+            return local
+        scaler.update(scaler.get_scale() / 2)
+
+
+def _gradient_in_step(training: Training, batch: Batch, elements: ComparedElements) -> Tensor:
+    """Return the gradient that a whole step updates by."""
+    gradients = []
+    usual = training.mark
+
+    def mark(stage: str) -> AbstractContextManager[Any]:
+        if stage == "optimizer":  # which may scale, clip or drop them
+            gradients.append(elements.gradient(training))
+        return usual(stage)
+
+    torch.manual_seed(training.cell.seed)
+    training.mark = mark
+    try:
+        training.step(batch)
+    finally:
+        training.mark = usual
+    return gradients[0]
 
 
 def _digits(training: Training) -> Tensor:
