@@ -55,6 +55,7 @@ def check(
     without: str = NOT_REPORTED,
     since: int = OLDEST_SCHEMA,
     twice: bool = False,
+    compiled: bool = False,
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
@@ -62,7 +63,7 @@ def check(
 
     `{noise_limit}` in the docstring is that limit. `needs` is a fact of training steps that it
     judges; `without` is why a record that lacks it was not checked. `twice`: what the ranks found
-    again after the timed windows is judged too.
+    again after the timed windows is judged too. `compiled`: of cells that torch.compile made alone.
     """
 
     def made_of(judge: Judge) -> Check:
@@ -71,6 +72,8 @@ def check(
         meaning, remedy = meaning.replace("\n", " "), remedy or REMEDIES[severity]
 
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
+            if compiled and not record.cell.compiled:
+                return not_applicable("this cell was not compiled")
             if needs and needs not in record.checks:
                 return unless_training(record, without)
             outcome = judge(record, limits)

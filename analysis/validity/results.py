@@ -422,17 +422,13 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
     return "; ".join(wrong[:MOST_NAMED])
 
 
-@check("invalid", "torch.compile was asked for and compiled nothing")
+@check("invalid", "torch.compile was asked for and compiled nothing", needs="graphs", compiled=True)
 def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     """nothing that torch.compile made took part in the steps
 
     Look for graph breaks in the rank's log (TORCH_LOGS=graph_breaks), or use optimize=eager.
     """
-    if not record.cell.compiled:
-        return not_applicable("this cell was not compiled")
-    graphs = record.checks.get("graphs")
-    if graphs is None:
-        return unless_training(record)
+    graphs = record.checks["graphs"]
     # older records do not say what ran
     parts = record.checks.get("arithmetic", {}).get("compiled_parts", graphs)
     if graphs and parts:
@@ -440,18 +436,18 @@ def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     return "no graph"
 
 
-@check("suspect", "torch.compile still compiled while steps were timed: {}")
+@check(
+    "suspect",
+    "torch.compile still compiled while steps were timed: {}",
+    needs="timed_graphs",
+    compiled=True,
+)
 def compiled_while_timed(record: Record, _: ValidityLimits) -> Judgement:
     """torch.compile made graphs in the timed windows
 
     Raise benchmark.warmup_iterations so that all shapes are compiled before.
     """
-    if not record.cell.compiled:
-        return not_applicable("this cell was not compiled")
-    graphs = record.checks.get("timed_graphs")
-    if graphs is None:
-        return unless_training(record)
-    return str(graphs or "")
+    return str(record.checks["timed_graphs"] or "")
 
 
 @check("invalid", "a replay of the CUDA graph does something else than the step itself: {}")

@@ -232,47 +232,55 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
         if record.cell.device != "cuda":
             return unless_cpu(record, "")
         return unless_training(record, "the GPUs were not sampled before and in the timed windows")
-    if record.cell.hosts:
-        windows = windows[: len(record.cell.hosts)]  # others have servers alone
-    busy_percents = []
-    grown = ""  # where memory grew and the driver does not say whose it is
-    is_listed = is_known = True
-    for position, of_host in enumerate(windows):
-        host = ""
-        if record.cell.hosts:
-            host = f" on host {record.cell.hosts[position]}"
-        if (of_host.get("processes") or 0) > 0:
-            return f"{of_host['processes']} more in the driver's list of processes{host}"
-        grown_gib = (of_host.get("grown_bytes") or 0) / GIB
-        foreign_gib = (of_host.get("foreign_bytes") or 0) / GIB
-        if foreign_gib > limits.foreign_growth_gib:
+    hosts = [f" on host {host}" for host in record.cell.hosts] or [""]
+    windows = windows[: len(hosts)]  # others have servers alone
+    doubt: Judgement = None
+    for of_host, host in zip(windows, hosts, strict=False):
+        judgement = _memory_of_others(of_host, host, limits.foreign_growth_gib)
+        if isinstance(judgement, str):
+            return judgement
+        doubt = doubt or judgement
+    return doubt or _busier_than_ahead(record, windows, limits.foreign_busy_share)
+
+
+def _memory_of_others(of_host: Samples, host: str, most_gib: float) -> Judgement:
+    """Judge the memory and the processes that a host's GPUs gained while steps were timed."""
+    if (of_host.get("processes") or 0) > 0:
+        return f"{of_host['processes']} more in the driver's list of processes{host}"
+    if of_host.get("foreign_bytes") is not None:
+        foreign_gib = of_host["foreign_bytes"] / GIB
+        if foreign_gib > most_gib:
             return f"memory that is not the cell's grew by {foreign_gib:.1f} GiB{host}"
-        if of_host.get("foreign_bytes") is None:
-            is_known = False
-            if grown_gib > limits.foreign_growth_gib:
-                grown = f"memory in use grew by {grown_gib:.1f} GiB{host}, whose is not known"
-                is_listed = of_host.get("processes") is not None
-        if of_host.get("busy_percent") is not None:
-            busy_percents.append(of_host["busy_percent"])
-    if grown and is_listed:
-        return unchecked(f"{grown}; the driver lists no process more")
-    if grown:
-        return CheckOutcome("suspect", grown)
-    alone_ms, step_ms = record.metrics.get("gpu/busy_ms"), record.metrics.get("step/ms_median")
+        return None
+    grown_gib = (of_host.get("grown_bytes") or 0) / GIB
+    if grown_gib <= most_gib:
+        return None
+    text = f"memory in use grew by {grown_gib:.1f} GiB{host}, whose is not known"
+    if of_host.get("processes") is not None:
+        return unchecked(f"{text}; the driver lists no process more")
+    return CheckOutcome("suspect", text)
+
+
+def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) -> Judgement:
+    """Judge how busy the GPUs were, against the same steps launched ahead."""
     if record.cell.servers:
         return None  # steps wait for servers, and the GPU is busy meanwhile
-    if len(busy_percents) < len(windows) or not alone_ms or not step_ms:
-        if is_known:
+    busy_percents = []
+    for of_host in windows:
+        if of_host.get("busy_percent") is not None:
+            busy_percents.append(of_host["busy_percent"])
+    ahead_ms, step_ms = record.metrics.get("gpu/busy_ms"), record.metrics.get("step/ms_median")
+    if len(busy_percents) < len(windows) or not ahead_ms or not step_ms:
+        if all(of_host.get("foreign_bytes") is not None for of_host in windows):
             return None  # a program there would hold memory
         return unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
-    busy, alone = min(busy_percents) / 100, min(1.0, alone_ms / step_ms)
+    busy, ahead = min(busy_percents) / 100, min(1.0, ahead_ms / step_ms)
     # Where steps vary, so does their share of the windows.
-    allowed = max(limits.foreign_busy_share, record.checks.get("half_width") or 0.0)
-    if busy - alone <= allowed:
+    if busy - ahead <= max(most, record.checks.get("half_width") or 0.0):
         return None
     text = (
         f"the GPUs were busy {100 * busy:.0f} % of the timed windows, in which the same steps, "
-        f"launched ahead, need {100 * alone:.0f} %"
+        f"launched ahead, need {100 * ahead:.0f} %"
     )
     return CheckOutcome("suspect", text)
 
