@@ -34,8 +34,8 @@ PASSES = "num_batches_tracked"  # a batch norm counts its passes on the device, 
 class WindowCounts:
     """What the steps of windows did, counted where it costs a step nothing.
 
-    Of the timed windows together, and of the last window of every other purpose, but for one that
-    has a single one: in their first steps strategies set themselves up. `images` are those that
+    Of the timed windows together, and of the last window of every other purpose, but for its first
+    one: in it strategies set themselves up. `images` are those that
     entered the model, `updates` steps of the optimizer, `collectives` those that torch's groups
     began, and `passes` those that batch norms count on the device.
     """
@@ -43,8 +43,8 @@ class WindowCounts:
     def __init__(self, training: Training, ranks: Ranks) -> None:
         """Find out which collectives open a window. Collective."""
         self._training, self._ranks = training, ranks
-        self._own: dict[str, Counter[str]] = {}
-        self._opened: set[str] = set()
+        self._timed: Counter[str] = Counter()
+        self._last: dict[str, Counter[str]] = {}  # by purpose; empty after the first window
         self._timed_groups: set[str] = set()
         before = collectives.begun(ranks.device)
         ranks.barrier()
@@ -65,17 +65,18 @@ class WindowCounts:
         )
         if purpose == "timed":
             self._timed_groups.update(begun)
-            counts.update(self._own.get(purpose, {}))
-        if purpose == "timed" or purpose in self._opened:
-            self._own[purpose] = counts
-        self._opened.add(purpose)
+            self._timed.update(counts)
+        elif purpose in self._last:
+            self._last[purpose] = counts
+        else:
+            self._last[purpose] = Counter()
 
     @contextmanager
-    def passes(self, purpose: str) -> Iterator[None]:
+    def timed_passes(self) -> Iterator[None]:
         """Count the passes of batch norms inside. Waits for the device."""
         before = passes(self._training.network)
         yield
-        self._own[purpose]["passes"] = passes(self._training.network) - before
+        self._timed["passes"] = passes(self._training.network) - before
 
     def facts(self) -> dict[str, Any]:
         """Return the counts of all ranks together, by purpose, and the communicators. Collective.
@@ -84,7 +85,9 @@ class WindowCounts:
         timed steps used.
         """
         counted: dict[str, dict[str, int]] = {}
-        for purpose, own in self._own.items():
+        for purpose, own in {**self._last, "timed": self._timed}.items():
+            if not own:
+                continue
             of_ranks = self._ranks.gather(list(own.values()))
             counted[purpose] = {}
             for name, *values in zip(own, *of_ranks, strict=True):

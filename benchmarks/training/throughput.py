@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ class TrainingBenchmark:
             self.snapshot = Snapshot.take(self.training, self.ranks)
         self.check()
         weights = step_facts.Weights(self.training)
-        with self.counts.passes("timed"):
+        with self.counts.timed_passes():
             self.timed()
         self.compare(weights)
         if self.cell.data:
@@ -109,11 +108,9 @@ class TrainingBenchmark:
         mean, it is, and the weights move in that step.
         """
         training, checks = self.training, self.result.checks
-        strategy = training.strategy
-        facts: dict[str, Any] = {}
+        strategy, timed = training.strategy, checks["counted"]["timed"]
         runs_alone = correctness.RUNS_AFTER if checks.get("gradient_repeat") else 1
-        in_step = checks.get("gradients_equal", False) and not training.graphs
-        in_step = in_step and strategy.exact and strategy.returns_mean
+        facts: dict[str, Any] = {}
 
         def check_in_step() -> None:
             facts.update(self._steps_as_asked(runs_alone, in_step=True))
@@ -122,11 +119,12 @@ class TrainingBenchmark:
             for _ in range(max(1, strategy.equal_every)):
                 training.step(next(training.batches))
 
-        steps: list[Callable[[], None]] = [check_in_step]
-        if not in_step:
+        leaves_mean = checks.get("gradients_equal") and strategy.exact and strategy.returns_mean
+        if leaves_mean and not training.graphs:
+            steps = [check_in_step]
+        else:
             facts |= self._steps_as_asked(runs_alone)
             steps = [steps_of_an_update]
-            timed = checks["counted"]["timed"]
             if not timed["updates"] and not timed["collectives"]:  # else the windows show it
                 steps *= DISTINCT
         drawn = [next(training.batches) for _ in range(DISTINCT)]
