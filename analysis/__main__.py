@@ -7,75 +7,102 @@ wrong request (one line on stderr), 130 Ctrl-C.
 
 import argparse
 import importlib
+import itertools
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from analysis.input_files import gc_paused, said
 from analysis.text import redact
 from benchmarks.record.safe_text import close_quietly
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
-# {module of analysis.commands with configure() and run(): {command: one line of help}}
-COMMANDS: dict[str, dict[str, str]] = {
-    "machine": {
-        "topology": "show the link classes between GPUs and NICs; --svg draws the machine",
-        "subsets": "group the GPU subsets by their wiring",
-        "place": "say which GPUs to take, and in which ring order",
-    },
-    "native": {
-        "nccl-log": "say what NCCL did: transports, channels, settings, choices, warnings",
-        "trace": "say where communication time goes, in a trace of nsys or torch.profiler",
-        "nccl-tests": "read output of nccl-tests 2.0 to 2.19; flag inconsistent tables",
-        "p2p": "show matrices of p2pBandwidthLatencyTest",
-    },
-    "report": {
-        "report": "write the report of a study, or of several, with figures and tables; "
-        "--bundle: an archive that others can check",
-        "seconds": "say where the time of each cell went, and that of the sweep around them",
-    },
-    "verify": {"verify": "derive every record again from the raw lines of its ranks, and compare"},
-    "predict_cells": {
-        "predict": "say what cells should give before they run; --holdout: how good such forecasts "
-        "were",
-    },
-    "advise_cells": {
-        "advise": "say which GPUs, strategy and NCCL settings to take by forecast",
-    },
-    "compare_studies": {"compare": "say how two studies differ"},
-    "definitions": {
-        "explain": "say what a metric, code, column or word means, and what to do",
-        "reference": "write all of these as Markdown",
-    },
-}
+
+
+class Command(NamedTuple):
+    """A command, and the module of analysis.commands with its configure() and run()."""
+
+    name: str
+    module: str
+    help: str
+    example: str
+
+
+# {what a group of commands reads: its commands}
+COMMANDS = {
+    "Studies": (
+        Command("report", "report", "write the report; several studies are shown side by side",
+                "outputs/default"),
+        Command("compare", "compare_studies", "compare two studies; --limit makes it a gate for CI",
+                "outputs/before outputs/after --limit 2%"),
+        Command("predict", "predict_cells", "forecast configurations that were not run",
+                "outputs/default --gpus 16 --per-node 8"),
+        Command("advise", "advise_cells", "recommend GPUs, strategy and NCCL settings",
+                "outputs/default --gpus 0+1,0+3"),
+        Command("verify", "verify", "compute every number again from its raw samples",
+                "outputs/default"),
+        Command("seconds", "report", "break down the wall time of each run and of the sweep",
+                "outputs/default"),
+    ),
+    "Machines, and files of other tools": (
+        Command("topology", "machine", "show the links between GPUs and NICs",
+                "topo.txt --svg topo.svg"),
+        Command("subsets", "machine", "group GPU subsets by their wiring", "topo.txt --size 2"),
+        Command("place", "machine", "recommend GPUs and their ring order",
+                "--gpus 4 --topology topo.txt"),
+        Command("nccl-log", "native", "show transports, channels, settings and warnings",
+                "nccl.log"),
+        Command("nccl-tests", "native", "read its tables; flag those that contradict themselves",
+                "all_reduce.txt"),
+        Command("p2p", "native", "read matrices of p2pBandwidthLatencyTest", "p2p.txt"),
+        Command("trace", "native", "break down communication in a trace of nsys or torch.profiler",
+                "trace.sqlite"),
+    ),
+    "Words": (
+        Command("explain", "definitions", "explain a metric, validity code, column or word",
+                "scaling/efficiency"),
+        Command("reference", "definitions", "write all of these as Markdown", "reference.md"),
+    ),
+}  # fmt: skip
+
+
+def _listed() -> str:
+    lines = []
+    for title, commands in COMMANDS.items():
+        lines.append(f"\n{title}")
+        for command in commands:
+            lines.append(f"  {command.name:<11} {command.help}")
+            lines.append(f"  {'':<11}   python -m analysis {command.name} {command.example}")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Raises nothing for wrong input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis",
+        description=f"{__doc__.splitlines()[0]}\n{_listed()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     with_json = argparse.ArgumentParser(add_help=False)
     with_json.add_argument("--json", action="store_true", help="print one JSON object")
     try:
-        for module, texts in COMMANDS.items():
-            for name, text in texts.items():
-                parents = [] if module == "definitions" else [with_json]
-                sub = commands.add_parser(name, help=text, description=text, parents=parents)
-                # Import only the command asked for: numpy and matplotlib take a second.
-                if arguments[:1] == [name]:
-                    command = importlib.import_module(f"analysis.commands.{module}")
-                    command.configure(sub)
+        for command in itertools.chain(*COMMANDS.values()):
+            parents = [] if command.module == "definitions" else [with_json]
+            sub = commands.add_parser(command.name, description=command.help, parents=parents)
+            # Import only the command asked for: numpy and matplotlib take a second.
+            if arguments[:1] == [command.name]:
+                chosen = importlib.import_module(f"analysis.commands.{command.module}")
+                chosen.configure(sub)
         parsed = parser.parse_args(arguments)
         with gc_paused():  # thousands of records
-            return int(command.run(parsed))
+            return int(chosen.run(parsed))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:
-        print(
-            redact(f"python -m analysis {arguments[0]}: {said(error)}"),
-            file=sys.stderr,
-        )
+        print(redact(f"python -m analysis {arguments[0]}: {said(error)}"), file=sys.stderr)
         return 2
     except MemoryError:
         print(f"python -m analysis {arguments[0]}: there is too little memory", file=sys.stderr)

@@ -347,12 +347,11 @@ class Config:
     )
     full: bool = option(False, "CPU workers run the complete version of a named study")
     repeats: int = option(
-        1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000
+        1, "times to run the whole sweep; rounds are interleaved and shuffled", least=1, most=1000
     )
     noise_pairs: Any = option(
         "auto",
-        "cells that are measured a second time, for the noise floor; auto: one for each four in a "
-        "list without repeats",
+        "runs to repeat to estimate run-to-run variation; auto: one in four from five runs on",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
     resume: bool = option(

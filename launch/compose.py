@@ -131,7 +131,9 @@ class Base:
         self.overrides = list(overrides)
         try:
             self.composed = compose("config", self.overrides, return_hydra_config=True)
-        except OSError as error:  # a name of a choice that no file can have
+        except OSError as error:
+            if error.errno is None:  # Hydra's own, for a choice that is not there
+                raise
             raise Refused(f"{error.filename}: cannot be read ({error.strerror})") from None
         for group, chosen in self.composed.hydra.runtime.choices.items():
             known = choices(group)

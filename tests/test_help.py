@@ -1,5 +1,7 @@
 """What launch.py says of itself: the help of an option, and who may start it."""
 
+import argparse
+import importlib
 import os
 import re
 import subprocess
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.__main__ import COMMANDS
+from analysis.__main__ import main as analysis
 from conf import groups
 from conf.command_line import GROUPS
 from conf.options import Refused
@@ -60,6 +64,54 @@ def test_an_unknown_topic_is_refused(launch):
     code, _, err = launch("-h", "nccl.p2p_levle")
     assert code == 2 and "nccl.p2p_level, " in err
     assert err.startswith("launch.py: -h nccl.p2p_levle: unknown name")
+
+
+def test_the_help_of_analysis_has_groups_and_examples_that_are_right(capsys):
+    with pytest.raises(SystemExit):
+        analysis(["--help"])
+    said = capsys.readouterr().out
+    for title, commands in COMMANDS.items():
+        assert f"\n{title}\n" in said
+        for command in commands:
+            line = f"python -m analysis {command.name} {command.example}"
+            assert line in said and f"{command.name:<11} {command.help}\n" in said
+            parser = argparse.ArgumentParser(prog=f"python -m analysis {command.name}")
+            importlib.import_module(f"analysis.commands.{command.module}").configure(parser)
+            parser.parse_args(command.example.split())
+
+
+WORDS = {
+    "gpu=0,1": "gpu=0,1: unknown option; did you mean gpus=0,1?",
+    "-m gpu=0,1": "gpu=0,1: unknown option; did you mean gpus=0,1?",
+    "NCCL_P2P_LEVEL=LOC": "write nccl.p2p_level=LOC",
+    "NCCL_NEW_ONE=1": "write nccl.other.NCCL_NEW_ONE=1",
+    "nproc_per_node=2": "write gpus=0,1",
+    "--nnodes=2": "write nodes=a,b engine=ssh",
+    "learning_rate=0.1": "write optimizer.learning_rate=0.1",
+    "-b 8": "write benchmark=collectives benchmark.min_bytes=8",
+    "benchmark=allreduce": "write benchmark=collectives",
+    "allreduce": "write benchmark=collectives",
+    "epochs=3": "write benchmark.max_iterations=N",
+    "bs=3": "write batch_size=3",
+    "resnet50": "write model=resnet50",
+    "-m repeats=3,5": "repeats takes one value; run 2 sweeps",
+    "nothing_like_it=1": "unknown option",
+}
+
+
+@pytest.mark.parametrize("typed", WORDS)
+def test_what_was_meant_is_guessed(launch, typed):
+    code, out, err = launch(*typed.split(), "dry_run=true")
+    assert (code, out) == (2, "") and WORDS[typed] in err and len(err) < 160
+
+
+def test_words_that_ask_for_help_are_answered(launch):
+    whole = launch("--help")
+    assert launch("help") == whole and launch("-v") == launch("--version")
+    for word in ("--list", "--examples"):
+        code, out, err = launch(word)
+        assert (code, err) == (0, "")
+        assert all(section in whole[1] for section in out.split("\n\n"))
 
 
 def test_hydras_own_completion_is_at_hand(launch):
