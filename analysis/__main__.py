@@ -20,7 +20,7 @@ from benchmarks.record.safe_text import close_quietly
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 
-class Command(NamedTuple):
+class Entry(NamedTuple):
     """A command, and the module of analysis.commands with its configure() and run()."""
 
     name: str
@@ -32,37 +32,37 @@ class Command(NamedTuple):
 # {what a group of commands reads: its commands}
 COMMANDS = {
     "Studies": (
-        Command("report", "report", "write the report; several studies are shown side by side",
+        Entry("report", "report", "write the report; several studies are shown side by side",
                 "outputs/default"),
-        Command("compare", "compare_studies", "compare two studies; --limit makes it a gate for CI",
+        Entry("compare", "compare_studies", "compare two studies; --limit makes it a gate for CI",
                 "outputs/before outputs/after --limit 2%"),
-        Command("predict", "predict_cells", "forecast configurations that were not run",
+        Entry("predict", "predict_cells", "forecast configurations that were not run",
                 "outputs/default --gpus 16 --per-node 8"),
-        Command("advise", "advise_cells", "recommend GPUs, strategy and NCCL settings",
+        Entry("advise", "advise_cells", "recommend GPUs, strategy and NCCL settings",
                 "outputs/default --gpus 0+1,0+3"),
-        Command("verify", "verify", "compute every number again from its raw samples",
+        Entry("verify", "verify", "compute every number again from its raw samples",
                 "outputs/default"),
-        Command("seconds", "report", "break down the wall time of each run and of the sweep",
+        Entry("seconds", "report", "break down the wall time of each run and of the sweep",
                 "outputs/default"),
     ),
     "Machines, and files of other tools": (
-        Command("topology", "machine", "show the links between GPUs and NICs",
+        Entry("topology", "machine", "show the links between GPUs and NICs",
                 "topo.txt --svg topo.svg"),
-        Command("subsets", "machine", "group GPU subsets by their wiring", "topo.txt --size 2"),
-        Command("place", "machine", "recommend GPUs and their ring order",
+        Entry("subsets", "machine", "group GPU subsets by their wiring", "topo.txt --size 2"),
+        Entry("place", "machine", "recommend GPUs and their ring order",
                 "--gpus 4 --topology topo.txt"),
-        Command("nccl-log", "native", "show transports, channels, settings and warnings",
+        Entry("nccl-log", "native", "show transports, channels, settings and warnings",
                 "nccl.log"),
-        Command("nccl-tests", "native", "read its tables; flag those that contradict themselves",
+        Entry("nccl-tests", "native", "read its tables; flag those that contradict themselves",
                 "all_reduce.txt"),
-        Command("p2p", "native", "read matrices of p2pBandwidthLatencyTest", "p2p.txt"),
-        Command("trace", "native", "break down communication in a trace of nsys or torch.profiler",
+        Entry("p2p", "native", "read matrices of p2pBandwidthLatencyTest", "p2p.txt"),
+        Entry("trace", "native", "break down communication in a trace of nsys or torch.profiler",
                 "trace.sqlite"),
     ),
     "Words": (
-        Command("explain", "definitions", "explain a metric, validity code, column or word",
+        Entry("explain", "definitions", "explain a metric, validity code, column or word",
                 "scaling/efficiency"),
-        Command("reference", "definitions", "write all of these as Markdown", "reference.md"),
+        Entry("reference", "definitions", "write all of these as Markdown", "reference.md"),
     ),
 }  # fmt: skip
 
