@@ -72,7 +72,7 @@ def test_what_checks_said_of_its_runs_stands_beside_a_configuration():
     made[1] = dataclasses.replace(made[1], validity=doubt)
     found = ranking(made)
     assert standings(found) == [FASTEST, SLOWER], "by its own runs"
-    assert [each.doubts for each in found.configurations] == [(), ("noisy",)]
+    assert [each.runs.doubts for each in found.configurations] == [(), ("noisy",)]
 
 
 def test_equal_configurations_are_tied_though_the_first_was_chosen_for_its_rate():

@@ -231,12 +231,8 @@ def _difference(
     for study, inputs in zip(STUDIES, (before, after), strict=True):
         each, runs = inputs[-1]
         numbers.append(_numbers(runs, baselines[id(each.study)]))
-        codes: dict[str, None] = {}
-        for record in runs.records:
-            if record.validity.verdict == "suspect":
-                codes |= dict.fromkeys(record.validity.against)
-        if codes:
-            doubts.append(f"suspect in {study}: {', '.join(codes)}")
+        if runs.suspect:
+            doubts.append(f"suspect in {study}: {', '.join(runs.doubts)}")
         if all(record.validity.verdict == "suspect" for record in runs.records):
             all_suspect.append(study)
         if len(inputs) > 1:

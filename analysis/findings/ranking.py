@@ -14,7 +14,6 @@ from analysis.findings.comparisons import Comparison, RateSteps, why_no_verdict
 from analysis.study.conditions import is_among
 from analysis.study.intervals import LEVEL, Estimate
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN, significant
-from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import CONNECTIONS
 from analysis.study.rates import Rate
 from analysis.study.runs import Runs, grouped
@@ -37,7 +36,6 @@ class RankedConfiguration:
     # where it can be told. Where no configuration is the fastest, against the highest rate.
     behind: Estimate
     why: str = ""  # of UNKNOWN: a single run, a floor that is lent, …
-    doubts: tuple[str, ...] = ()  # codes of checks that make one of its runs suspect
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,7 @@ def _ranked(
             if not verdicts.get(pair):
                 is_slower = bool(is_seen[id(runs)])
             standing = SLOWER if is_slower else TIED
-        doubts: dict[str, None] = {}
-        for record in runs.records:
-            if is_suspect(record):
-                doubts |= dict.fromkeys(record.validity.against)
         rate = runs.next_run(runs.rate.metric)
         assert rate is not None
-        ranked.append(RankedConfiguration(runs, rate, standing, behind, why, tuple(doubts)))
+        ranked.append(RankedConfiguration(runs, rate, standing, behind, why))
     return tuple(ranked)

@@ -312,8 +312,8 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         ]
     line = f"Fastest on {devices}: {words[first.runs]}, {estimate(first.rate, 'rate')}"
     line += f" {ranking.rate.name}"
-    if first.doubts:
-        line += f" (suspect: {', '.join(first.doubts)})"
+    if first.runs.doubts:
+        line += f" (suspect: {', '.join(first.runs.doubts)})"
     tied = [words[each.runs] for each in ranking.standing(TIED)]
     if tied:
         line += f", tied with {join_words(tied, MOST_TIED)}"

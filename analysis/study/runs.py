@@ -69,6 +69,14 @@ class Runs:
         """Whether a check cast doubt on one of the runs."""
         return any(map(is_suspect, self.records))
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """The codes of checks that make one of the runs suspect."""
+        codes: dict[str, None] = {}
+        for record in filter(is_suspect, self.records):
+            codes |= dict.fromkeys(record.validity.against)
+        return tuple(codes)
+
     @functools.cached_property
     def rate(self) -> Rate:
         """The primary rate of the benchmark."""

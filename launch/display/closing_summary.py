@@ -205,10 +205,7 @@ def _doubt(runs: Runs) -> Text:
     some = "suspect"
     if len(suspects) < len(runs.records):
         some = f"{len(suspects)} of {len(runs.records)} suspect"
-    codes: dict[str, None] = {}
-    for run in suspects:
-        codes |= dict.fromkeys(run.validity.against)
-    return Text(f"{some}: {', '.join(codes)}", STYLES["suspect"])
+    return Text(f"{some}: {', '.join(runs.doubts)}", STYLES["suspect"])
 
 
 def _standing(standing: str, behind: float) -> str:
