@@ -51,8 +51,10 @@ def examine(fault, sweep, key=None, record=None, struck=None):
         expected_cause = None
     # Which rank of a dead wire waits first is chance; what finished has no rank at fault.
     expected_rank = rank if fault.rank == ANY else fault.rank
-    if expected_cause is None:
+    expected_status = fault.status
+    if expected_cause is None and fault.cause:
         expected_rank = None
+        expected_status = fault.status if fault.target == "launcher" else 0
     # A launcher that was killed ends nothing: its cell is closed by the next one.
     noticed_s = None
     if failure and struck and (fault.kind, fault.target) != ("SIGKILL", "launcher"):
@@ -69,7 +71,7 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     for name, value, right in (
         ("cause", cause, expected_cause),
         ("rank", rank, expected_rank),
-        ("status", sweep.status, fault.status),
+        ("status", sweep.status, expected_status),
     ):
         if value != right:
             wrong.append(f"{name} {value}, not {right}")

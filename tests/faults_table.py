@@ -31,7 +31,7 @@ CAUSES = {
 OF_SERVERS = ("SIGKILL", "SIGSEGV", "exit 0", "exit 7", "exception", "SIGSTOP", "sleep", "GIL held")
 # Exit status of a launcher that gets a signal: while it composes, and later.
 SIGNALS = {
-    "SIGKILL": (-9, -9), "SIGTERM": (-15, 130), "SIGINT": (130, 130), "SIGINT twice": (130, 130), "SIGHUP": (-1, 0),
+    "SIGKILL": (-9, -9), "SIGTERM": (130, 130), "SIGINT": (130, 130), "SIGINT twice": (130, 130), "SIGHUP": (-1, 0),
 }  # fmt: skip
 SERVER = 2  # the number of the server of two ranks
 

@@ -360,6 +360,21 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     assert hosts["a"].lost is None
 
 
+def test_hosts_have_some_time_to_tell_which_of_them_failed_first(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("launch.engines.hosts.time", SimpleNamespace(monotonic=lambda: now[0]))
+    first, second = parts = [SimpleNamespace(error=None, why="", status=None) for _ in range(2)]
+    job = HostsJob(make_cell(), "t", parts, 1.0)
+    assert job.poll() is None
+    first.status = 1
+    assert job.poll() is None
+    second.status = -9
+    assert job.poll() == 1
+    second.status = None
+    now[0] += 5.0
+    assert job.poll() == 1
+
+
 def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

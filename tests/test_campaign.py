@@ -6,6 +6,7 @@ all, `--host-faults N` of two (test_hosts.py): `pytest -m campaign --faults 500 
 
 import os
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -26,6 +27,8 @@ def seed(request):
 @pytest.fixture
 def faults(request, seed):
     """The faults of each table, or as many as were asked for."""
+    # Else launchers of a campaign in the background would ignore it while they compose.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return faults_table.drawn(faults_table.TABLES, seed, request.config.getoption("faults"))
 
 

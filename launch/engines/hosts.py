@@ -30,6 +30,7 @@ from launch.machine.fleet import Fleet
 
 BEAT_S = 3.0  # between two signs of life of this launcher
 FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
+OTHERS_S = 3.0  # for other hosts to end after the first that fails
 LAST_S = 25.0  # beyond the grace, for agents to end what does not end by itself
 # Files that every host has, and where those of the second host and the later ones go.
 OF_EACH_HOST = {
@@ -278,9 +279,12 @@ class HostsJob:
     ) -> None:
         self._cell, self._token, self._lost_after_s = cell, token, lost_after_s
         self._parts = parts  # in the order of the hosts
+        self._until = 0.0  # how long the other hosts may take when one has failed; monotonic
 
     def poll(self) -> int | None:
-        """Return 0 when all hosts have ended well, another status at the first failure; else None.
+        """Return 0 when all hosts have ended well, another status after a failure; else None.
+
+        Hosts have some time to tell how their ranks ended: one of them may be the first.
 
         Raises:
             OSError: they could not be started on a host, or what came from there could not be
@@ -293,9 +297,11 @@ class HostsJob:
             if part.why:
                 raise OSError(f"host {part.host.name}: {part.why}")
             statuses.append(part.status)
-        for status in statuses:
-            if status:
-                return status
+        failed = [status for status in statuses if status]
+        if failed and (None not in statuses or time.monotonic() > self._until):
+            return failed[0]
+        if not failed:
+            self._until = time.monotonic() + OTHERS_S
         if None in statuses:
             return None
         return 0
