@@ -27,8 +27,9 @@ def seed(request):
 @pytest.fixture
 def faults(request, seed):
     """The faults of each table, or as many as were asked for."""
-    # Else launchers of a campaign in the background would ignore it while they compose.
+    # Else launchers of a campaign in the background would ignore them while they compose.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     return faults_table.drawn(faults_table.TABLES, seed, request.config.getoption("faults"))
 
 

@@ -18,7 +18,7 @@ from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.host import SHARED_MEMORY_FOLDER, control_groups, kernel_count
 from launch.engines.engine import Lost
-from launch.supervision.watch import Rank, Watch
+from launch.supervision.watch import Rank, Watch, doubted_network
 
 # What an exception says if a peer went away: the consequence of a failure, not its cause.
 CONSEQUENCE = re.compile(
@@ -78,7 +78,7 @@ def overdue(
         return f"gave no sign for {min(passed):g} s"
     if all_done and now - last_seen > start_s:
         sentence = f"all ranks are done, and what started them did not end within {start_s:g} s"
-        return Failure("hang", None, sentence)
+        return Failure("hang", None, sentence + doubted_network(watch.everyone))
     if now - opened > limits.cell_timeout_s:
         return f"was not done after {limits.cell_timeout_s:g} s (engine.cell_timeout_s)"
     return None

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.text import join_words
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import Failure
-from launch.supervision.watch import Rank, StackState, Watch
+from launch.supervision.watch import Rank, StackState, Watch, doubted_network
 
 STUCK = ("stopped", "disk-sleep", "tracing-stop", "zombie", "gone", "not started")
 
@@ -38,16 +37,12 @@ def explain_hang(watch: Watch, what: str) -> Failure:
     waiting = running or living or watch.everyone
     suspect = _suspect(watch, waiting)
     rank = suspect.rank
-    hosts = list(dict.fromkeys(member.host for member in waiting))
     between = ""
     all_wait = all(
         member.location and member.location.state is StackState.WAITING for member in waiting
     )
-    if len(hosts) > 1 and all_wait and not suspect.began:
-        between = (
-            f"; all wait, so perhaps no data moves between hosts {join_words(hosts)}: check the "
-            "network between them"
-        )
+    if all_wait and not suspect.began:
+        between = doubted_network(waiting)
     if rank is None:
         phase = waiting[0].phase or "start"
         each = _activities(waiting)

@@ -9,6 +9,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+from analysis.text import join_words
 from benchmarks.record import CellFolder, Kind, read_line
 from conf.host import usable_cores
 from launch.engines.environment import ROOT
@@ -216,6 +217,16 @@ class Rank:
     # Of a hang, as it was noticed:
     state: str = "not started"  # of the process, in the kernel's words
     location: Location | None = None  # where it stands, if it said so
+
+
+def doubted_network(ranks: Sequence[Rank]) -> str:
+    """Return the end of a sentence that names the hosts of ranks that all wait; '' for one host."""
+    hosts = list(dict.fromkeys(rank.host for rank in ranks))
+    if len(hosts) < 2:
+        return ""
+    return (
+        f"; perhaps no data moves between hosts {join_words(hosts)}: check the network between them"
+    )
 
 
 class Watch:
