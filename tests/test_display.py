@@ -139,7 +139,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     judged.append(dataclasses.replace(third, state="failed", validity=validities[1]))
     named = "resnet50 · nccl_allreduce · gpus 0,3"
     assert doubts(judged) == [
-        ("✗ 1 invalid, 1 suspect and 1 valid of 3 runs", "red"),
+        ("✗ 3 runs: 1 invalid, 1 suspect, 1 valid", "red"),
         (f"  invalid: {named}: noisy: the interval is wide: ±20%", "red"),
         (f"  invalid: {named}: throttled: the clocks were lowered", "red"),
         ("  noisy: the interval is wide: ±9%", "yellow"),
@@ -197,7 +197,7 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     assert "~9,200" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
     assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
     assert "2 to 3 runs each" in lines[1]
-    assert "✗ 1 invalid, 4 suspect and 20 valid of 25 runs" in lines
+    assert "✗ 25 runs: 1 invalid, 4 suspect, 20 valid" in lines
     assert f"  invalid: {name}: gradient_not_mean: relative error 1" in lines
     assert "  noisy: step time varies: ±9 % (4 runs)" in lines
     assert "The answer." in lines and not any("Not reliable" in line for line in lines)

@@ -348,7 +348,7 @@ def _reason(cell: CellDifference, limit: float) -> str:
     repeats = cell.repeats_for(limit)
     if limit and repeats:
         words += f"; about {repeats} runs on each side would detect {100 * limit:g} %"
-    elif limit and cell.scatter is not None:
+    elif limit and cell.smallest is not None:
         words += f"; more than {MOST_REPEATS} runs would be needed: stop other programs"
     return words
 

@@ -7,7 +7,6 @@ between them looks like one of the software. All cells are one family, held at 5
 
 import dataclasses
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,16 +74,6 @@ class CellDifference:
             step = replace(step, value=-step.value)
         return step.estimate()
 
-    @property
-    def scatter(self) -> float | None:
-        """The standard error of a difference of single runs; None where no side shows it."""
-        variances = []
-        for side in (self.first, self.second):
-            number = side.get(self.metric)
-            if number is not None and number.error is not None:
-                variances.append(number.error**2 / of_median(number.runs))
-        return math.sqrt(2 * statistics.mean(variances)) if variances else None
-
     def is_regression(self, limit: float) -> bool:
         """Return whether the second is slower, by a verdict and by `limit` or more, a share."""
         return self.verdict == SLOWER and self.change is not None and -self.change.value >= limit
@@ -106,14 +95,14 @@ class CellDifference:
         """Return the runs on each side that could show a change of `limit`; None: not known, or
         more than MOST_REPEATS.
         """
-        scatter = self.scatter
-        if scatter is None:
-            return None
-        for runs in range(FEWEST_REPEATS, MOST_REPEATS + 1):
-            error = scatter * math.sqrt(of_median(runs))
-            step = MeasuredNumber(0.0, runs, error, 2 * (runs - 1))
-            if step.smallest_change(self.tests) <= limit:
-                return runs
+        step = self.steps.get(self.metric)
+        if step is not None and step.error is not None:
+            of_single = step.error / math.sqrt(of_median(step.runs))
+            for runs in range(FEWEST_REPEATS, MOST_REPEATS + 1):
+                error, freedom = of_single * math.sqrt(of_median(runs)), 2 * (runs - 1)
+                needed = replace(step, error=error, freedom=freedom)
+                if needed.smallest_change(self.tests) <= limit:
+                    return runs
         return None
 
 

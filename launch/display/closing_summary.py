@@ -25,7 +25,15 @@ from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, read_study
 from conf.cell import counted
-from launch.display.columns import BAR, COST, GPUS, VALIDITY, fitted_table, request_columns
+from launch.display.columns import (
+    BAR,
+    COST,
+    GPUS,
+    STYLES,
+    VALIDITY,
+    fitted_table,
+    request_columns,
+)
 from launch.plan.estimate import duration, worded
 from launch.plan.order import PlannedCell
 from launch.plan.plan import Plan
@@ -37,9 +45,8 @@ MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has 
 LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
 MOST_REASONS = 5  # of doubt
-STYLES = {"invalid": "red", "suspect": "yellow", "valid": "green"}
 DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
-BAR_LENGTH = 8  # characters, of the highest rate
+BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
 FIRST_COLUMNS = ("images/s", MARGIN, "efficiency", BAR, AGAINST)
 
@@ -142,7 +149,7 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
         title.append(of_unit(f"{GPUS} {columns.pop(GPUS)[0]}", unit))
     sizes = sorted({len(runs.records) for runs in members})
     if sizes[-1] > 1:
-        title.append(f"{' to '.join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))} runs each")
+        title.append(f"{' to '.join(map(str, sizes))} runs each")
     texts = {name: list(map(Text, values)) for name, values in columns.items()}
     rows = _rows(study, members)
     for name in FIRST_COLUMNS + COLUMNS + (VALIDITY,):
@@ -157,7 +164,8 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
 def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
     """Return {column: text} of each configuration: its medians, and how it stands."""
     from analysis.findings.comparisons import comparisons  # they need numpy
-    from analysis.findings.ranking import FASTEST, rank_configurations
+    from analysis.findings.ranking import FASTEST, TIED, rank_configurations
+    from analysis.study.measured_numbers import SLOWER
 
     singles, medians = dict(study.singles), []
     for runs in members:
@@ -172,7 +180,6 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
     for ranking in rank_configurations(study, comparisons(study)):
         for ranked in ranking.configurations:
             standings[ranked.runs.record_ids] = (ranked.standing, ranked.behind.value)
-    is_told = any(standing == FASTEST for standing, _ in standings.values())
     highest = max(record.metrics.get(IMAGES_PER_SECOND, 0.0) for record in medians)
     rows = []
     for runs, record in zip(members, medians, strict=True):
@@ -181,17 +188,16 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
         texts = cell_numbers(record, several.shown(record))
         texts.pop(COST, "")  # there is little room
         if rate:
-            full, rest = divmod(round(8 * BAR_LENGTH * rate / highest), 8)
-            texts[BAR] = "█" * full + " ▏▎▍▌▋▊▉"[rest].strip()
+            texts[BAR] = "━" * max(1, round(BAR_LENGTH * rate / highest))
         style = ""
         if all(map(is_suspect, runs.records)):
             style = "dim"
             if rate:
                 texts[COLUMNS[0]] = f"~{float(f'{rate:.2g}'):,.0f}"  # no digits that nobody knows
-        elif is_told:
-            texts[AGAINST] = _standing(standing, behind)
-            if standing == FASTEST:
-                style = "green"
+        elif standing in (TIED, SLOWER):
+            texts[AGAINST] = f"{number(behind, 'change')}, {standing}"
+        elif standing == FASTEST:
+            texts[AGAINST], style = standing, "green"
         row = {name: Text(text.replace(THIN, " "), style) for name, text in texts.items()}
         rows.append(row | {VALIDITY: _doubt(runs)})
     return rows
@@ -206,13 +212,6 @@ def _doubt(runs: Runs) -> Text:
     if len(suspects) < len(runs.records):
         some = f"{len(suspects)} of {len(runs.records)} suspect"
     return Text(f"{some}: {', '.join(runs.doubts)}", STYLES["suspect"])
-
-
-def _standing(standing: str, behind: float) -> str:
-    """Return `fastest`, `−0.3 %, tied`, `−1.5 %, slower` or `not tested`."""
-    if standing in ("tied", "slower"):
-        return f"{number(behind, 'change')}, {standing}"
-    return {"cannot tell": "not tested"}.get(standing, standing)
 
 
 def _print_indented(console: Console, line: str, style: str = "") -> None:
@@ -275,31 +274,28 @@ def doubts(records: Sequence[Record]) -> list[tuple[str, str]]:
     reasons: dict[tuple[str, str], list[str]] = {}  # by style, and run or code
     unchecked: dict[str, str] = {}
     for record in finished:
-        verdict = record.validity.verdict
         unchecked |= record.validity.unchecked
+        verdict, name = record.validity.verdict, ""
+        if verdict == "invalid":
+            name = f"invalid: {run_name(record)}: "
         for code, text in record.validity.against.items():
-            name = f"{code}:" if verdict == "suspect" else f"invalid: {run_name(record)}: {code}:"
-            reasons.setdefault((STYLES[verdict], name), []).append(text)
+            reasons.setdefault((STYLES[verdict], f"{name}{code}"), []).append(text)
     lines = []
-    runs = count(len(finished), "run")
     words = [f"{verdicts[verdict]} {verdict}" for verdict in STYLES if verdicts[verdict]]
-    text = f"{join_words(words)} of {runs}"
-    if len(words) == 1:
-        text = f"{'all ' if len(finished) > 1 else ''}{runs} {next(iter(verdicts))}"
-    worst = min(verdicts, key=[*STYLES].index, default="")
-    if worst == "valid":
-        lines.append((f"✓ {text}", STYLES[worst]))
-    elif worst:
-        mark = "✗" if verdicts["valid"] else "✗ NOT RELIABLE:"
-        lines.append((f"{mark} {text}", STYLES[worst]))
+    if finished:
+        text = f"{count(len(finished), 'run')}: {', '.join(words)}"
+        if len(words) == 1 < len(finished):
+            text = f"all {len(finished):,} runs {next(iter(verdicts))}"
+        reliable = "" if verdicts["valid"] else "NOT RELIABLE: "
+        mark = "✓" if verdicts["valid"] == len(finished) else "✗"
+        style = next(style for verdict, style in STYLES.items() if verdicts[verdict])
+        lines.append((f"{mark} {reliable}{text}", style))
     for (style, name), texts in sorted(reasons.items())[:MOST_REASONS]:
         more = f" ({len(texts)} runs)" if len(texts) > 1 else ""
-        lines.append((single_line(f"  {name} {texts[0]}{more}", MESSAGE_LENGTH), style))
+        lines.append((f"  {name}: {texts[0]}{more}", style))
     if len(reasons) > MOST_REASONS:
         lines.append((f"  … and {len(reasons) - MOST_REASONS} more (the report has all)", ""))
     if unchecked:
-        causes = list(dict.fromkeys(unchecked.values()))
-        more = ", …" if len(causes) > 1 else ""
-        line = f"  not checked: {join_words(list(unchecked), 4)} ({causes[0]}{more})"
-        lines.append((single_line(line, MESSAGE_LENGTH), "dim"))
-    return lines
+        why = next(iter(unchecked.values()))
+        lines.append((f"  not checked: {join_words(list(unchecked), 4)} ({why})", "dim"))
+    return [(single_line(line, MESSAGE_LENGTH), style) for line, style in lines]

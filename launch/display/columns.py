@@ -21,6 +21,7 @@ MOST_SETTINGS = 3  # of NCCL's that have a column each; a preset sets many at on
 RENAMED = (*KIND, "batch_size", "precision", "optimize")
 OF_TRAINING = ("model", "strategy", "batch", "precision", "optimize")
 STATE, VALIDITY, COST, BAR = "state", "validity", "cost ms", "bar"
+STYLES = {"invalid": "red", "suspect": "yellow", "valid": "green"}  # the worst first
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (
     *(TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms"),

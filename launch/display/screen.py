@@ -32,6 +32,7 @@ from launch.display.columns import (
     GAP,
     GPUS,
     STATE,
+    STYLES,
     VALIDITY,
     fitted_table,
     request_columns,
@@ -41,8 +42,7 @@ from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
 from launch.supervision.watch import Watch
 
-STYLES = {"valid": "green", "suspect": "yellow", "invalid": "red"}
-STYLES |= {"finished": "green", "interrupted": "yellow", "failed": "red"}
+STATE_STYLES = {"finished": "green", "interrupted": "yellow", "failed": "red"}
 # States of a cell after which nothing more happens to it in this sweep.
 SKIPPED = "skipped: node_lost"
 SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere", SKIPPED)
@@ -224,7 +224,7 @@ class Screen:
             for column in names:
                 columns[column].append(Text(self._numbers[row].get(column, "")))
             record = self.records[row]
-            style = STYLES["failed"]
+            style = STATE_STYLES["failed"]
             if record and record.state == "finished":
                 style = STYLES.get(record.validity.verdict, "")
             columns[VALIDITY].append(Text(verdict(record), style))
@@ -252,7 +252,7 @@ class Screen:
     def _state(self, index: int) -> Text:
         state = self.states[index]
         if state in SETTLED or state == WAITING:
-            return Text(state, STYLES.get(state, "dim"))
+            return Text(state, STATE_STYLES.get(state, "dim"))
         return Text(f"▸ {state}", "bold cyan")
 
     def _rows(self) -> Sequence[int]:
