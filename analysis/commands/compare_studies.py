@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,11 @@ from benchmarks.record.metrics import metric as entry_of
 
 MOST_ROWS = 20
 LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
+WORDS = {FAIL: "slower", INCONCLUSIVE: "inconclusive", PASS: "passed"}  # the worst first
 STATUS = {PASS: 0, FAIL: 1, INCONCLUSIVE: 3}
-# Of an outcome: its mark on a terminal and on GitHub.
-MARKS = {PASS: ("✓", "✅"), FAIL: ("✗", "❌"), INCONCLUSIVE: ("?", "⚠️")}
-STYLES = {"✓": "", "✗": "bold red", "?": "bold yellow"}
+MARKS = {PASS: "✓", FAIL: "✗", INCONCLUSIVE: "○"}
+EMOJI = str.maketrans({"✓": "✅", "✗": "❌", "○": "⚠️"})
+STYLES = {"✓": "", "✗": "bold red", "○": "bold yellow"}  # of rows
 WIDE = 100  # columns of a terminal with room for DISPENSABLE
 DISPENSABLE = ("runs", "verdict")
 NOT_IN_TURN = (
@@ -192,19 +193,19 @@ def _print(
 ) -> None:
     """Print outcome, reasons, what differs, the table and notes: for a terminal or for GitHub."""
     out, outcome = console(), result.outcome(limit)
-    is_wide = in_markdown or out.width >= WIDE
-    headline, *parts = _parts(sides, result, limit, is_wide, in_markdown)
+    mark = MARKS[outcome]
+    headline, *parts = _parts(sides, result, limit, in_markdown or out.width >= WIDE)
     if in_markdown:
-        blocks = [f"### {MARKS[outcome][1]} {outcome} {markdown(headline, 600)}"]
+        blocks = [f"### {mark} {outcome} {markdown(headline, 600)}"]
         for part in parts:
             if isinstance(part, Table):
                 blocks.append(part.to_markdown(MOST_ROWS))
             else:
                 blocks.append(markdown(part, 600))
-        print("\n\n".join(blocks))
+        print("\n\n".join(blocks).translate(EMOJI))
         return
     in_pipe = not out.is_terminal  # whose lines have no width
-    style = STYLES[MARKS[outcome][0]] or "bold green"
+    style = STYLES[mark] or "bold green"
     out.print(f"[{style}]{outcome}[/] {escape(str(headline))}", soft_wrap=in_pipe)
     for part in parts:
         if not isinstance(part, Table):
@@ -219,25 +220,19 @@ def _print(
 
 
 def _parts(
-    sides: Sequence[Sequence[StudyInput]],
-    result: Differences,
-    limit: float,
-    is_wide: bool,
-    in_markdown: bool,
+    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, is_wide: bool
 ) -> list[str | Table]:
     """Return the headline and what stands below it, configurations the worst first."""
 
     def rank(cell: CellDifference) -> tuple[float, float]:
         change = cell.change.value if cell.change is not None else 0.0
-        return (FAIL, INCONCLUSIVE, PASS).index(cell.outcome(limit)), change
+        return [*WORDS].index(cell.outcome(limit)), change
 
     cells = sorted(result.cells, key=rank)
     names = short_names(cell.name for cell in cells)
-    inputs = [*sides[0], *sides[1]]
-    parts: list[str | Table] = [_headline(sides, result, limit, cells[0], names)]
+    parts: list[str | Table] = [_headline(sides, cells, limit, result.outcome(limit))]
     outcomes = Counter(cell.outcome(limit) for cell in cells)
-    words = {FAIL: "slower", INCONCLUSIVE: "inconclusive", PASS: "passed"}
-    numbers = [f"{outcomes[outcome]:,} {words[outcome]}" for outcome in words if outcomes[outcome]]
+    numbers = [f"{outcomes[outcome]:,} {WORDS[outcome]}" for outcome in WORDS if outcomes[outcome]]
     if len(cells) > 1:
         parts.append(f"{count(len(cells), 'configuration')}: {', '.join(numbers)}.")
     reasons: dict[str, list[str]] = {}
@@ -245,24 +240,10 @@ def _parts(
         if cell.outcome(limit) == INCONCLUSIVE:
             reasons.setdefault(_reason(cell, limit), []).append(names[cell.name])
     lines = [f"Inconclusive: {join_words(of_one, 3)}: {why}." for why, of_one in reasons.items()]
-    parts += first_lines(lines, 3)
-    letters = []
-    for letter, side in zip("AB", sides, strict=True):
-        for study in side:
-            letters.append(letter)
-            number_of = count(len(study.study.runs), "configuration")
-            parts.append(f"{letter}  {study.name}  ({study.folder}, {number_of})")
-    apart = _apart(sides, result)
-    changed = [name for name in apart if name.startswith(CODE)]
-    parts += [f"{name} changed" for name in changed]
-    rest = {name: values for name, values in apart.items() if name not in changed}
-    if rest:
-        parts.append(facts_table(rest, letters))
-    elif not changed:
-        parts.append("Environment and code: identical.")
+    parts += [*first_lines(lines, 3), *_environment(sides, result)]
     shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
     shown = shown or cells  # those without a difference only if all are
-    parts += [_table(shown, limit, is_wide, in_markdown), *_beside(shown)]
+    parts += [_table(shown, limit, is_wide), *_beside(shown)]
     hidden = len(cells) - min(MOST_ROWS, len(shown))
     if hidden:
         parts.append(f"Not shown: {count(hidden, 'configuration')} (--json has all).")
@@ -271,14 +252,33 @@ def _parts(
         if alone:
             parts.append(f"Only in {letter}: {join_words(_alone(alone), 3)}.")
     parts.append(NOT_IN_TURN)
-    if same_machine(inputs):
+    if same_machine([*sides[0], *sides[1]]):
         parts.append(ONCE_MORE)
     return parts
 
 
-def _table(
-    cells: Sequence[CellDifference], limit: float, is_wide: bool, in_markdown: bool
-) -> Table:
+def _environment(
+    sides: Sequence[Sequence[StudyInput]], result: Differences
+) -> Iterator[str | Table]:
+    """Yield which studies are compared, the user's files that changed, and what else differs."""
+    letters = []
+    for letter, side in zip("AB", sides, strict=True):
+        for study in side:
+            letters.append(letter)
+            number_of = count(len(study.study.runs), "configuration")
+            yield f"{letter}  {study.name}  ({study.folder}, {number_of})"
+    rest = _apart(sides, result)
+    changed = [name for name in rest if name.startswith(CODE)]
+    for name in changed:
+        del rest[name]
+        yield f"{name} changed"
+    if rest:
+        yield facts_table(rest, letters)
+    elif not changed:
+        yield "Environment and code: identical."
+
+
+def _table(cells: Sequence[CellDifference], limit: float, is_wide: bool) -> Table:
     """Return both rates of some cells, with a mark for the outcome of each."""
     table = differences_table(Differences(tuple(cells), {}, {}), "cells", "B against A")
     columns = [Column("outcome", "")]
@@ -289,7 +289,7 @@ def _table(
         columns.append(column)
     rows = []
     for cell, row in zip(cells, table.rows, strict=True):
-        rows.append((MARKS[cell.outcome(limit)][in_markdown], *row))
+        rows.append((MARKS[cell.outcome(limit)], *row))
     return replace(table, columns=tuple(columns), rows=tuple(rows))
 
 
@@ -310,32 +310,28 @@ def _beside(cells: Sequence[CellDifference]) -> list[str]:
 
 def _headline(
     sides: Sequence[Sequence[StudyInput]],
-    result: Differences,
+    cells: Sequence[CellDifference],
     limit: float,
-    worst: CellDifference,
-    names: Mapping[str, str],
+    outcome: str,
 ) -> str:
-    """Return what follows the outcome in the first line: the worst cell, or what was passed."""
-    size = f"{100 * limit:g} %"
-    if result.outcome(limit) == PASS:
-        passed = [cell for cell in result.cells if cell.outcome(limit) == PASS]
+    """Return what follows the outcome: the first cell, which is the worst, or what was passed."""
+    worst, size = cells[0], f"{100 * limit:g} %"
+    if outcome == PASS:
         slowdown = f"slowdown of {size}" if limit else "significant slowdown"
-        sizes = sorted(cell.smallest for cell in passed if cell.smallest is not None)
+        sizes = sorted(cell.smallest for cell in cells if cell.smallest is not None)
         ends = dict.fromkeys((number(sizes[0], "share"), number(sizes[-1], "share")))
         detected = f"these runs detect {' to '.join(ends)} or more"
-        return f"no {slowdown} in {count(len(passed), 'configuration')} ({detected})"
+        return f"no {slowdown} in {count(len(sizes), 'configuration')} ({detected})"
     if worst.outcome(limit) == PASS:
         return "not every configuration is usable in both studies"
-    subset = f"{BETWEEN}gpus "
-    words = names[worst.name].replace(subset, " on GPUs ").replace("gpus ", "GPUs ")
-    words = of_unit(words, unit_of(sides[0][-1].study))
-    if result.outcome(limit) == FAIL:
-        words += f": {central(worst.change, 'change')}"
-    else:
-        words += f": {_reason(worst, limit)}"
+    name = short_names(cell.name for cell in cells)[worst.name]
+    name = name.replace(f"{BETWEEN}gpus ", " on GPUs ").replace("gpus ", "GPUs ")
+    words = central(worst.change, "change")
+    if outcome == INCONCLUSIVE:
+        words = _reason(worst, limit)
     if limit:
         words += f" (limit {size})"
-    return single_line(words, 600)
+    return single_line(f"{of_unit(name, unit_of(sides[0][-1].study))}: {words}", 600)
 
 
 def _reason(cell: CellDifference, limit: float) -> str:

@@ -4,12 +4,12 @@ A narrow terminal leaves out whole columns, the least important first; no index 
 """
 
 import io
+import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TextIO
 
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -19,7 +19,7 @@ from analysis.console import SafeConsole
 from analysis.findings.record_values import SeveralRecords
 from analysis.report import cell_numbers
 from analysis.report.cell_numbers import COLUMNS
-from analysis.report.numbers import THIN
+from analysis.report.numbers import THIN as NO_BREAK
 from analysis.study.names import unit_of_cells
 from analysis.study.noise_floor import Scatters
 from analysis.study.study import Study
@@ -29,7 +29,6 @@ from benchmarks.record.safe_text import forgive
 from conf.cell import counted
 from launch.display.columns import (
     COST,
-    GAP,
     GPUS,
     STATE,
     STYLES,
@@ -99,14 +98,9 @@ class Screen:
 
     def __enter__(self) -> "Screen":
         self._estimate()
-        lines = [""]
-        for name, text in self._common.items():
-            part = f"{name} {text}"
-            if lines[-1] and cell_len(lines[-1]) + GAP + cell_len(part) > self._width:
-                lines.append("")
-            lines[-1] = f"{lines[-1]}  {part}".strip()
-        if self._common:
-            self.console.print(Text("\n".join(lines), style="dim"))
+        parts = [f"{name} {text}".replace(" ", NO_BREAK) for name, text in self._common.items()]
+        for line in textwrap.wrap("  ".join(parts), self._width, break_on_hyphens=False):
+            self.console.print(Text(line.replace(NO_BREAK, " "), style="dim"))
         if self._in_place:
             self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=4)
             self._live.__enter__()
@@ -202,7 +196,7 @@ class Screen:
             numbers = {}
             for column, text in cell_numbers.cell_numbers(record, self._values[index]).items():
                 if column != COST:  # there is little room, and exposed communication says more
-                    numbers[column] = text.replace(THIN, " ")
+                    numbers[column] = text.replace(NO_BREAK, " ")
             self._numbers[index] = numbers
 
     def _number_columns(self) -> list[str]:
