@@ -128,7 +128,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     first, second, third = records("settings")[:3]
     skipped = dict.fromkeys(("throttled", "foreign_load"), "the GPUs were not sampled")
     against = {"profiled": "a trace was recorded", "noisy": "the interval is wide: ±9%"}
-    worse = {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"}
+    worse = {"noisy": "the interval is wide: ±20%", "wrong_gpu": "another GPU"}
     validities = [
         Validity("suspect", against),
         Validity("invalid", worse),
@@ -140,13 +140,12 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     named = "resnet50 · nccl_allreduce · gpus 0,3"
     assert doubts(judged) == [
         ("✗ 3 runs: 1 invalid, 1 suspect, 1 valid", "red"),
-        (f"  invalid: {named}: noisy: the interval is wide: ±20%", "red"),
-        (f"  invalid: {named}: throttled: the clocks were lowered", "red"),
-        ("  noisy: the interval is wide: ±9%", "yellow"),
+        (f"  invalid: {named} · ALGO=Ring: wrong_gpu: another GPU", "red"),
+        ("  noisy: the interval is wide: ±9% (2 runs)", "yellow"),
         ("  not checked: throttled and foreign_load (the GPUs were not sampled)", "dim"),
     ]
     assert [verdict(one) for one in judged[:3]] == [
-        "suspect: profiled, noisy", "invalid: noisy, throttled", "valid, 2 unchecked",
+        "suspect: profiled, noisy", "invalid: noisy, wrong_gpu", "valid, 2 unchecked",
     ]  # fmt: skip
     several = Validity("suspect", dict.fromkeys("abcde", "a reason"))
     (headline, *lines) = doubts([dataclasses.replace(first, validity=several)] * 3)
@@ -191,14 +190,14 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
             measured[index] = dataclasses.replace(record, validity=noisy)
         if strategy == "kvstore_device" and repeat == 1 and not record.drift:
             measured[index] = dataclasses.replace(record, validity=wrong)
-            name = f"{record.name} · repeat 1"
+            named = record.name
     lines = closing(measured, 100, ["Not reliable. It is noisy.", "The answer."])
     by_name = {line.split()[0]: line for line in lines if line}
     assert "~9,200" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
     assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
     assert "2 to 3 runs each" in lines[1]
     assert "✗ 25 runs: 1 invalid, 4 suspect, 20 valid" in lines
-    assert f"  invalid: {name}: gradient_not_mean: relative error 1" in lines
+    assert f"  invalid: {named}: gradient_not_mean: relative error 1" in lines
     assert "  noisy: step time varies: ±9 % (4 runs)" in lines
     assert "The answer." in lines and not any("Not reliable" in line for line in lines)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from analysis.cost import MEASURING
 from analysis.findings.record_values import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
-from analysis.report.cell_numbers import COLUMNS, MARGIN, cell_numbers, heading
+from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
 from analysis.report.numbers import THIN, number
 from analysis.study.names import BETWEEN, of_unit, run_name, unit_of_cells
 from analysis.study.noise_floor import is_suspect
@@ -23,6 +23,7 @@ from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
+from analysis.validity.checks import CHECKS
 from benchmarks.record import Record, read_study
 from conf.cell import counted
 from launch.display.columns import (
@@ -44,6 +45,7 @@ from launch.supervision.failure import few_lines
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
 LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
+SUSPECT_CODES = {check.code for check in CHECKS if check.severity == "suspect"}
 MOST_REASONS = 5  # of doubt
 DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
 BAR_LENGTH = 10  # characters, of the highest rate
@@ -187,6 +189,8 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
         rate = record.metrics.get(IMAGES_PER_SECOND, 0.0)
         texts = cell_numbers(record, several.shown(record))
         texts.pop(COST, "")  # there is little room
+        if len(runs.records) > 1 and texts.get(MARGIN) == ONE_RUN:
+            texts[MARGIN] = "unknown"  # of two runs it is
         if rate:
             texts[BAR] = "━" * max(1, round(BAR_LENGTH * rate / highest))
         style = ""
@@ -275,11 +279,14 @@ def doubts(records: Sequence[Record]) -> list[tuple[str, str]]:
     unchecked: dict[str, str] = {}
     for record in finished:
         unchecked |= record.validity.unchecked
-        verdict, name = record.validity.verdict, ""
-        if verdict == "invalid":
-            name = f"invalid: {run_name(record)}: "
-        for code, text in record.validity.against.items():
-            reasons.setdefault((STYLES[verdict], f"{name}{code}"), []).append(text)
+        against = record.validity.against
+        serious = against.keys() - SUSPECT_CODES or against.keys()
+        for code, text in against.items():
+            reason = STYLES["suspect"], code
+            if record.validity.verdict == "invalid" and code in serious:
+                first = replace(record, cell=replace(record.cell, repeat=0), drift=False)
+                reason = STYLES["invalid"], f"invalid: {run_name(first)}: {code}"
+            reasons.setdefault(reason, []).append(text)
     lines = []
     words = [f"{verdicts[verdict]} {verdict}" for verdict in STYLES if verdicts[verdict]]
     if finished:
