@@ -140,7 +140,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     named = "resnet50 · nccl_allreduce · gpus 0,3"
     assert doubts(judged) == [
         ("✗ 3 runs: 1 invalid, 1 suspect, 1 valid", "red"),
-        (f"  invalid: {named} · ALGO=Ring: wrong_gpu: another GPU", "red"),
+        (f"  invalid: {named}: wrong_gpu: another GPU", "red"),
         ("  noisy: the interval is wide: ±9% (2 runs)", "yellow"),
         ("  not checked: throttled and foreign_load (the GPUs were not sampled)", "dim"),
     ]

@@ -16,7 +16,7 @@ from analysis.findings.record_values import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
 from analysis.report.numbers import THIN, number
-from analysis.study.names import BETWEEN, of_unit, run_name, unit_of_cells
+from analysis.study.names import BETWEEN, of_unit, unit_of_cells
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import short_hardware
 from analysis.study.rates import IMAGES_PER_SECOND
@@ -284,14 +284,15 @@ def doubts(records: Sequence[Record]) -> list[tuple[str, str]]:
         for code, text in against.items():
             reason = STYLES["suspect"], code
             if record.validity.verdict == "invalid" and code in serious:
-                first = replace(record, cell=replace(record.cell, repeat=0), drift=False)
-                reason = STYLES["invalid"], f"invalid: {run_name(first)}: {code}"
+                reason = STYLES["invalid"], f"invalid: {record.name}: {code}"
             reasons.setdefault(reason, []).append(text)
     lines = []
     words = [f"{verdicts[verdict]} {verdict}" for verdict in STYLES if verdicts[verdict]]
     if finished:
         text = f"{count(len(finished), 'run')}: {', '.join(words)}"
-        if len(words) == 1 < len(finished):
+        if len(finished) == 1:
+            text = f"the run is {finished[0].validity.verdict}"
+        elif len(words) == 1:
             text = f"all {len(finished):,} runs {next(iter(verdicts))}"
         reliable = "" if verdicts["valid"] else "NOT RELIABLE: "
         mark = "✓" if verdicts["valid"] == len(finished) else "✗"

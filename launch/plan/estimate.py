@@ -168,8 +168,8 @@ def does_not_fit(
     if left_s is None or needed_s + RESERVE_S <= left_s:
         return ""
     return (
-        f"{cell.name} is not started, nor any other cell that does not fit: it takes about "
-        f"{duration(needed_s)}, the job has {duration(max(0.0, left_s))} left, and {RESERVE_S:.0f} "
-        "s of that are kept for the report; the same command in another job continues from here "
-        "(exit status 130)"
+        f"{cell.name} is not started, nor any other run that does not fit: it takes about "
+        f"{duration(needed_s)}, the job has {duration(max(0.0, left_s))} left, and the report "
+        f"needs {RESERVE_S:.0f} s; the same command in another job continues from here (exit "
+        "status 130)"
     )
