@@ -102,7 +102,7 @@ def test_what_was_measured_elsewhere_is_measured_again_and_the_difference_is_nam
     done, notes = found(planted(tmp_path, elsewhere(**changes)), here)
     assert done == []
     (note,) = notes
-    assert note.startswith("1 cell is measured again: ") and note.endswith(" before is kept")
+    assert note.startswith("measuring 1 run again: ") and note.endswith("Earlier results are kept")
     assert said in note
 
 
@@ -141,7 +141,7 @@ def test_other_code_that_measures_is_told_and_decides_nothing(tmp_path, here):
     done, notes = found(planted(tmp_path, elsewhere(code="abcdef012345")), here)
     assert done == ["f" * 32]
     (note,) = notes
-    assert note.startswith("1 cell was measured by other code of Ringside's")
+    assert note.startswith("1 run of another version of Ringside")
 
 
 def test_a_process_like_the_ranks_tells_the_versions_and_one_that_fails_tells_nothing(monkeypatch):

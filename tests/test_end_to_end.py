@@ -225,7 +225,7 @@ def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables
     for variables in ({}, {"NCCL_ALGO": "Ring"}):
         done = command(*asked, **variables)
         assert done.returncode == 0 and "  finished  " in done.stdout, done.stdout + done.stderr
-        again = "note: 1 cell is measured again: NCCL_ALGO unset, now Ring. What was measured"
+        again = "note: measuring 1 run again: NCCL_ALGO unset, now Ring. Earlier results"
         assert (again in done.stdout) == bool(variables)
     (first, second), _ = read_study(tmp_path / "default")
     assert first.cell_key == second.cell_key and first.record_id != second.record_id

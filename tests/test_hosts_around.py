@@ -96,8 +96,8 @@ def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
     assert list(find_finished([CELL], study, here(), notes.append)) == [0] and notes == []
     updated = here(**{"facts.gpu": {"driver": "580.99"}})
     assert find_finished([CELL], study, updated, notes.append) == {}
-    said = "1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured "
-    assert notes == [f"{said}before is kept"]
+    said = "measuring 1 run again: host b: driver 580.65.06, now 580.99. Earlier results "
+    assert notes == [f"{said}are kept"]
 
 
 @pytest.mark.parametrize("hosts", [None, 7, [], [{}, 7], [{"name": "b"}], [{"name": ["b"]}]])

@@ -120,7 +120,7 @@ def test_with_forecasts_the_cells_come_first_that_the_others_are_forecast_from()
     assert [cell.gpus for cell in cells[:8]] == [(1,), (0,), *[(0, 1)] * 5, (0, 1, 2, 3)]
     assert cells[2].benchmark["name"] == "collectives" and cells[3].strategy["name"] == "none"
     assert [len(cell.nccl) for cell in cells[2:7]] == [0, 0, 0, 0, 1]
-    assert says(sweep, "says before each cell what it should give")
+    assert says(sweep, "forecasts each run before it starts")
     assert all(cell.benchmark["calibrate"] == "all" for cell in cells if cell.trains)
     plain = predicted("predict=false").cells
     for order in (sweep.cells, plain):
@@ -141,7 +141,7 @@ def test_a_calibration_that_was_chosen_stays():
 
 REFUSED = [
     ([["predict=true"]], "predict=true: expected auto or false"),
-    ([["predict=auto"], ["gpus=0"]], "predict takes one valueict"),
+    ([["predict=auto"], ["gpus=0"]], "predict takes one value"),
     ([["noise_pairs=2", "repeats=3"]], "noise_pairs=2: expected auto and 0 with repeats=3"),
 ]
 
@@ -159,14 +159,14 @@ def test_a_waterfall_has_its_control_cells_once():
     for strategy in ("none", "nccl_allreduce"):
         assert {cells[strategy, gpus].profiler for gpus in ((0,), (1,))} == {"none"}
     assert cells["nccl_allreduce", (0, 1)].profiler == "torch"
-    assert cells["none", (0, 1)].profiler == "none" and not says(sweep, "asked for twice")
+    assert cells["none", (0, 1)].profiler == "none" and not says(sweep, "duplicate")
 
 
 @pytest.mark.parametrize("more", ["", "gpus=0,1", "strategy=none", "benchmark=p2p"])
 def test_a_waterfall_that_adds_no_cell_says_so(more):
     gpus = "gpus=0,1" if more else "gpus=0"
     sweep = planned([gpus, "waterfall=true", *more.split()])
-    assert says(sweep, "waterfall=true adds no cell") == (more != "gpus=0,1")
+    assert says(sweep, "waterfall=true adds no run") == (more != "gpus=0,1")
 
 
 def test_gpus_alone_are_measured_once_where_nccls_settings_are_swept():
@@ -193,7 +193,7 @@ def test_strong_scaling_has_a_batch_that_one_gpu_holds_and_all_share():
 def test_equal_cells_are_measured_once():
     # Batch 8 is what auto means for ResNet-50 on a CPU worker.
     sweep = planned(["gpus=0,1"], ["gpus=0,1", "batch_size=8"], ["gpus=1,0"])
-    assert subsets(sweep) == [(0, 1), (1, 0)] and says(sweep, "asked for twice")
+    assert subsets(sweep) == [(0, 1), (1, 0)] and says(sweep, "duplicate")
 
 
 def test_what_cpu_workers_do_otherwise_is_told_once():
@@ -379,7 +379,7 @@ def test_a_sweep_that_goes_on_has_the_second_runs_that_it_had(eight):
 def test_the_plan_says_which_cells_run_a_second_time(tmp_path):
     typed = [[f"gpus={gpus}", f"output_dir={tmp_path}"] for gpus in ("0", "1", "2", "0,1", "0,2")]
     sweep = planned(*typed)
-    assert says(sweep, "1 of 5 cells runs a second time")
+    assert says(sweep, "1 of 5 configurations measured twice")
     (again,) = [entry.cell for entry in sweep.cells if entry.run_suffixes]
     (tmp_path / FILE).write_text("not json")
     CellFolder(tmp_path / "default" / again.folder).make().record.write_text("{}")

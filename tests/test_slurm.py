@@ -283,7 +283,7 @@ def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster):
 def test_no_cell_is_started_that_does_not_fit_into_the_job(cluster):
     job, _ = cluster.submit("nodes=1", "engine.time_minutes=2", "benchmark.max_seconds=100")
     assert cluster.end_of(job) == 130
-    said = "is not started, nor any other cell that does not fit: it takes about"
+    said = "is not started, nor any other run that does not fit: it takes about"
     assert said in cluster.log(job) and cluster.records() == []
 
 

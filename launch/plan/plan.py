@@ -118,17 +118,13 @@ def plan(
         was=lambda cell: CellFolder(folder / cell.folder).record.exists(),
     )
     if twice:
-        verb = "run"
-        if len(twice) == 1:
-            verb = "runs"
         notices.append(
-            f"{len(twice)} of {count(len(unique), 'cell')} {verb} a second time: so the sweep "
-            "knows how far the next run may differ (noise_pairs=0 leaves them out)"
+            f"{len(twice)} of {count(len(unique), 'configuration')} measured twice, to learn the "
+            "run-to-run variation (noise_pairs=0 leaves that out)"
         )
     if first.predict == "auto":
         notices.append(
-            "predict=auto says before each cell what it should give; calibrating for that takes a "
-            "cell up to 1.5 s"
+            "predict=auto forecasts each run before it starts; calibration adds up to 1.5 s to each"
         )
     order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
     return Plan(first, machine, order, list(dict.fromkeys(notices)), nsys)
@@ -263,7 +259,7 @@ def _about_cpu_workers(
         yield "CPU workers have no links: the first are the best, the worst and the only class"
     if has_settings:
         yield (
-            "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in "
+            "NCCL settings have no effect on CPU workers, which use gloo: of runs that differ in "
             "them only, one is measured"
         )
     if shares_gpus:
@@ -285,7 +281,7 @@ def _about_cells(
     has_waterfall = any(config.waterfall for config in configs)
     if has_waterfall and not any(map(control_cells, cells)):
         yield (
-            "waterfall=true adds no cell: it explains the speed of several GPUs or CPU workers "
+            "waterfall=true adds no run: it explains the speed of several GPUs or CPU workers "
             "that exchange gradients, with benchmark=throughput"
         )
     # For CPU workers another notice says it.
@@ -293,7 +289,4 @@ def _about_cells(
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
     twice = len(used) - len(once_each(used))
     if twice and not has_waterfall:  # one control cell explains several cells
-        were = "cells were"
-        if twice == 1:
-            were = "cell was"
-        yield f"{twice} {were} asked for twice and measured once"
+        yield f"{count(twice, 'duplicate')}: measured once"

@@ -422,17 +422,11 @@ def find_finished(
                 again["; ".join(changes)] += 1
             break
     for why, cells_again in again.items():
-        are = "is" if cells_again == 1 else "are"
-        note(
-            f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before "
-            "is kept"
-        )
+        note(f"measuring {count(cells_again, 'run')} again: {why}. Earlier results are kept")
     by_other_code = sum(here.other_code(record) for record in finished.values())
     if by_other_code:
-        were = "was" if by_other_code == 1 else "were"
         note(
-            f"{count(by_other_code, 'cell')} {were} measured by other code of Ringside's, and the "
-            "report compares this with nothing that is measured now (resume=false measures all "
-            "cells again)"
+            f"{count(by_other_code, 'run')} of another version of Ringside: the report does not "
+            "compare these with new ones (resume=false measures all again)"
         )
     return finished
