@@ -259,9 +259,10 @@ class SweepRun:
             for index, record in find_finished(cells, self.study, self.here, self._note).items():
                 self.done[index] = by_id.get(record.record_id, record)
         open_cells = self._open_cells()
+        work = "nothing is left to measure"
         if open_cells:
-            time = worded(open_cells, self.known)
-            self.console.print(f"{self.config.intro}{time}", markup=False)
+            work = worded(open_cells, self.known)
+        self.console.print(f"{self.config.intro}{work}", markup=False)
         for notice in self.notices:
             self._note(notice)
         if not open_cells:
