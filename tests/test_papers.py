@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from build import EVIL
+from build import EVIL, record, study
 
 from analysis.report.build import examine
 from analysis.report.latex import latex
+from analysis.report.methods import BIBTEX
 from analysis.report.report_files import Report, write
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
@@ -49,15 +50,36 @@ def compiled(folder):
 
 
 @pytest.mark.needs("latexmk")
-@pytest.mark.parametrize("study", [*STUDIES, "hostile"])
-def test_every_table_and_figure_compiles(study, tmp_path):
+@pytest.mark.parametrize("name", [*STUDIES, "hostile"])
+def test_every_table_and_figure_compiles(name, tmp_path):
     content = Report(EVIL, "", (), {}, (Section("all", EVIL, tables=hostile()),))
-    if study != "hostile":
-        content, _ = examine(DATA / study)
+    if name != "hostile":
+        content, _ = examine(DATA / name)
     write(content, tmp_path / "out")
     log = compiled(tmp_path / "out")
     for complaint in ("Float too large", "multiply defined", "Missing character"):
         assert complaint not in log
+
+
+def test_the_setup_paragraph_is_made_of_the_records_and_invents_nothing(tmp_path):
+    content, _ = examine(DATA / "h200_x2" / "strategies")
+    for words in (
+        *(
+            "2 $\\times$ NVIDIA H200",
+            "NV18",
+            "driver 580.159.04",
+            "NCCL 2.28.9",
+            "batch 256 images",
+        ),
+        *("precision bf16", "24 runs, 3 of each", "interleaved", "95 \\% prediction", "Holm"),
+    ):
+        assert words in content.methods
+    assert "Efficiency" not in content.methods, "no GPU ran alone"
+    bare = study(tmp_path / "bare", [record(1, [0], 100.0) | {"environment": {}, "ranks": []}])
+    text = examine(bare)[0].methods
+    assert not re.search("Software|driver|commit|CPU|interleaved|Intervals", text), text
+    readme = (DATA.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert " ".join(BIBTEX.split()) in " ".join(readme.split())
 
 
 def test_tables_are_booktabs_and_long_ones_go_over_pages():

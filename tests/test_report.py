@@ -105,7 +105,7 @@ def written(folder, tmp_path_factory):
 
 def test_all_that_was_promised_is_there(written):
     tables = "points fits waterfall strategies wires comparisons excluded environment cells"
-    figures = "scaling-1 efficiency-1 waterfall-1 comparisons pairs-1 topology-1"
+    figures = "scaling-1 efficiency-1 waterfall-1 pairs-1 topology-1"
     files = {f"tables/{name}.{end}" for name in tables.split() for end in ("csv", "tex")}
     files |= {f"figures/{name}.{end}" for name in figures.split() for end in ("svg", "pdf", "csv")}
     assert files <= contents(written).keys()

@@ -88,7 +88,6 @@ class DotRow:
     dot: Estimate
     colour: str
     marker: str = "o"
-    band: float = 0.0  # half the width of a band around 0
     is_doubtful: bool = False
 
 
@@ -299,16 +298,13 @@ def rows_figure(
     axes.set_ylim(len(rows) + sum(breaks) - 0.3, -0.75)
     axes.set_yticks([])
     axes.grid(visible=False)
-    ends, data, y = list(x.shown), [], -0.92
+    data, y = [], -0.92
     for row, label, more in zip(rows, labels, breaks, strict=True):
         at = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": TEXT_PT}
         axes.text(0.0, y + 0.62 + more / 2, label, linespacing=1.15, **at)
         axes.text(1.0, y + 0.62, row.right, ha="right", color=MUTED, **at)
         y += 1 + more
         axes.axhline(y, color=RULE, lw=0.7, zorder=0)
-        if row.band:
-            axes.barh(y, 2 * row.band, left=-row.band, height=0.34, color=RULE, zorder=1)
-            ends += [-row.band, row.band]
         for value in x.shown:
             axes.plot([value, value], [y - 0.17, y + 0.17], color=MUTED, lw=0.9, zorder=1)
         _draw_interval(axes, row.dot, y, row.colour, 1.6)
@@ -316,12 +312,12 @@ def rows_figure(
         if row.is_doubtful:
             look |= {"markerfacecolor": PAPER, "markeredgewidth": 1.2}
         axes.plot(row.dot.value, y, row.marker, **look)
-        data.append((row.label, row.dot, row.band))
-    axes.set_xlim(*window((row.dot for row in rows), ends))
+        data.append((row.label, row.dot))
+    axes.set_xlim(*window((row.dot for row in rows), x.shown))
     _strip(axes, x.label)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: number(value, x.kind) if value else "0")
-    return as_figure(figure, name, caption, numbers_table(("row", x.key, "noise_floor"), data))
+    return as_figure(figure, name, caption, numbers_table(("row", x.key), data))
 
 
 def _strip(axes: Any, label: str) -> None:

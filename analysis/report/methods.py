@@ -24,158 +24,123 @@ SOFTWARE = {
     "torch": "PyTorch", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "python": "Python",
 }  # fmt: skip
 MOST_VALUES = 8  # of one fact; of more the number is given
+Fact = Callable[[Record], object]
 
 
 def methods(study: Study, findings: Findings) -> str:
     """Return the paragraph as LaTeX; of a study without usable records a comment."""
     if not study.usable:
         return "% No usable run.\n"
-    lines = [*machine_sentences(study), *workload_sentences(study), *protocol(study, findings)]
-    commits = _values(study.usable, lambda record: str(_git(record))[:12])
-    code = f" (commit {join_words(commits, MOST_VALUES)})" if commits else ""
-    measured = rf"All numbers were measured with Ringside{latex(code)}~\cite{{ringside}}."
-    return "\n".join([measured, *map(latex, map(words_of(study), filter(None, lines)))]) + "\n"
+    commit = _worded(study.usable, " (commit", lambda record: _of(record, "git", "commit"))
+    lines = [*setup(study), *protocol(study, findings)]
+    measured = rf"All numbers were measured with Ringside{latex(commit and commit + ')')}"
+    text = [rf"{measured}~\cite{{ringside}}.", *map(latex, map(words_of(study), lines))]
+    return "\n".join(text) + "\n"
 
 
-def machine_sentences(study: Study) -> list[str]:
-    """Return the machine, its links, its driver and the versions of its software."""
-    records = study.usable
-    cpus, links = [], []
-    for record in records:
-        cpu = mapping(record.environment.get("cpu"))
-        memory = cpu.get("memory_bytes")
-        words = [str(cpu.get("model") or ""), f"{cpu['cores']} cores" if cpu.get("cores") else ""]
-        words.append(f"{memory / 2**30:,.0f} GiB of memory" if memory else "")
-        cpus.append(", ".join(filter(None, words)))
-        classes = mapping(record.environment.get("links")).values()
-        links.append("/".join(sorted(set(map(str, classes)))))
-    hosts = _values(records, hardware)
-    machine = f"Machine: {join_words(hosts)}"
-    if set(cpus) - {""}:
-        machine += f" ({join_words(_unique(cpus))})"
-    if unit_of(study) == "GPUs" and set(links) - {""}:
-        machine += f"; links between GPUs, as nvidia-smi names them: {join_words(_unique(links))}"
+def setup(study: Study) -> list[str]:
+    """Return the machine, its software, and what was trained on it with which settings."""
+    used = study.usable
+    trained = [record for record in used if record.cell.trains]
+    # A machine without a name is none.
+    known = [record for record in used if "unknown" not in hardware(record)]
+    machine = [_worded(known, "Machine:", hardware)]
+    machine.append(_worded(used, "CPU", lambda record: _of(record, "cpu", "model")))
     software = []
+    if unit_of(study) == "GPUs":
+        machine.append(_worded(used, "links between GPUs", _links))
+        software = [_worded(used, "NVIDIA driver", lambda record: _of(record, "gpu", "driver"))]
     for key, name in SOFTWARE.items():
-        versions = _unique(_version(record, key) for record in records)
-        if versions:
-            software.append(f"{name} {join_words(versions)}")
-    drivers = _values(records, lambda record: mapping(record.environment.get("gpu")).get("driver"))
-    if drivers and unit_of(study) == "GPUs":
-        software.insert(0, f"NVIDIA driver {join_words(drivers)}")
-    return [f"{machine}.", f"Software: {join_words(software, 9)}." if software else ""]
-
-
-def workload_sentences(study: Study) -> list[str]:
-    """Return what was trained, how and with which settings; of other benchmarks their names."""
-    trained = [record for record in study.usable if record.cell.trains]
-    lines = []
-    benchmarks = _values(study.usable, lambda record: named(record, "benchmark"))
-    if benchmarks != ["throughput"]:
-        lines.append(f"Benchmarks: {join_words(benchmarks, MOST_VALUES)}.")
-    if not trained:
-        return lines
-
-    def model(record: Record) -> str:
-        parameters = record.model.get("parameters")
-        size = f" ({parameters:,} parameters)" if isinstance(parameters, int) else ""
-        return f"{record.cell.model.name}{size}"
-
-    def batch(record: Record) -> str:
-        if record.cell.global_batch_size is None:
-            return f"{record.cell.batch_size:,} images per GPU and step"
-        return f"{record.cell.global_batch_size:,} images per step on all GPUs together"
-
-    facts = (
-        _worded(trained, "Model", model),
-        _worded(trained, "batch", batch),
-        _worded(trained, "precision", lambda record: record.cell.precision),
-        _worded(trained, "execution", lambda record: record.cell.optimize),
-        _worded(trained, "optimizer", lambda record: record.cell.optimizer.name),
-        _worded(trained, "data", lambda record: record.cell.data.get("name", "synthetic")),
-    )
-    lines.append(f"{'; '.join(filter(None, facts))}.")
-    lines.append(_worded(trained, "Strategies", lambda record: named(record, "strategy")) + ".")
+        versions = {_of(record, "versions", key): None for record in used}
+        software.append(f"{name} {join_words(list(versions))}" if any(versions) else "")
     settings: dict[str, None] = {}
     for record in trained:
         for name, value in record.cell.nccl.items():
             settings[format_option(name, str(value))] = None
-    if settings:
-        lines.append(f"NCCL settings that were varied or set: {join_words([*settings], 9)}.")
+    facts = [
+        _worded(trained, "Model", lambda record: record.cell.model.name),
+        _worded(trained, "batch", _batch),
+        _worded(trained, "precision", lambda record: record.cell.precision),
+        _worded(trained, "execution", lambda record: record.cell.optimize),
+        _worded(trained, "optimizer", lambda record: record.cell.optimizer.name),
+        _worded(trained, "data", lambda record: record.cell.data.get("name", "synthetic")),
+        _worded(trained, "strategies", lambda record: named(record, "strategy")),
+        f"NCCL settings {join_words(list(settings), MOST_VALUES)}" if settings else "",
+    ]
+    others = [record for record in used if not record.cell.trains]
+    benchmarks = _worded(others, "Benchmarks:", lambda record: named(record, "benchmark"))
+    lines = []
+    for words in (machine, ["Software:", *software], [benchmarks], facts):
+        words = list(filter(None, words))
+        if words not in ([], ["Software:"]):
+            lines.append(f"{'; '.join(words)}.".replace("Software:; ", "Software: "))
     return lines
 
 
 def protocol(study: Study, findings: Findings) -> list[str]:
-    """Return what was repeated, how it was ordered, and how efficiency and intervals were made."""
+    """Return what was repeated, in which order, and how efficiency and intervals were made."""
     repeats = sorted({len(runs.records) for runs in study.runs})
     ends = " to ".join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))
     lines = [
         f"{count(len(study.runs), 'configuration was', 'configurations were')} measured in "
-        f"{count(len(study.usable), 'run')}, {ends} of each; a value is the median over the runs "
-        "of its configuration."
+        f"{count(sum(len(runs.records) for runs in study.runs), 'run')}, {ends} of each; a value "
+        "is the median over the runs of its configuration."
     ]
     if repeats[-1] > 1 and _is_interleaved(study.runs):
         lines.append("Repeats were interleaved: every round measured each configuration once.")
     if study.timed:
         lines.append("A rate is the number of counted images over the time of the slowest rank.")
-    points = [point for curve in findings.scaling.curves for point in curve.points]
-    if any(point.efficiency for point in points):
+    if any(point.efficiency for curve in findings.scaling.curves for point in curve.points):
         lines.append(
             "Efficiency is the rate of N GPUs over N times the rate of the slowest of them "
             "measured alone."
         )
-    floors = [floor for runs in study.timed if (floor := runs.floor(RATE)) is not None]
-    if floors:
+    if any(runs.floor(RATE) is not None for runs in study.timed):
         lines.append(
             "Intervals are 95 % prediction intervals for one more run, by Student's t on the "
             "logarithm of the rate, with the scatter of repeated runs of equal configurations."
         )
     if any(pair.verdict for pair in findings.comparisons):
         lines.append(
-            "Differences of medians were tested on the logarithm of the rate; Holm's method holds "
-            "the error of all comparisons together at 5 %."
+            "Differences were tested on the logarithm of the rate, with Holm's method for the "
+            "error of all comparisons together (5 %)."
         )
     suspect = sum(record.validity.verdict == "suspect" for record in study.usable)
     if suspect:
         lines.append(f"Checks cast doubt on {count(suspect, 'run')}, which are included.")
     if study.excluded:
-        lines.append(f"{count(len(study.excluded), 'failed or invalid run')} were excluded.")
+        runs_out = count(len(study.excluded), "failed or invalid run")
+        lines.append(f"Not included: {runs_out}.")
     return lines
 
 
 def _is_interleaved(configurations: Sequence[Runs]) -> bool:
     """Return whether no repeat of a sweep began before one with a lower number."""
-    by_sweep: dict[str, list[tuple[float, int]]] = {}
+    turns = []
     for runs in configurations:
         for record in runs.records:
             if not record.drift:
-                of_sweep = by_sweep.setdefault(record.sweep_id, [])
-                of_sweep.append((record.started_at, record.cell.repeat))
-    for of_sweep in by_sweep.values():
-        turns = [repeat for _, repeat in sorted(of_sweep)]
-        if turns != sorted(turns):
-            return False
-    return True
+                turns.append((record.sweep_id, record.started_at, record.cell.repeat))
+    order = [(sweep, repeat) for sweep, _, repeat in sorted(turns)]
+    return order == sorted(order)
 
 
-def _git(record: Record) -> object:
-    return mapping(record.environment.get("git")).get("commit", "")
+def _links(record: Record) -> str:
+    return "/".join(sorted(set(map(str, mapping(record.environment.get("links")).values()))))
 
 
-def _version(record: Record, name: str) -> str:
-    return str(mapping(record.environment.get("versions")).get(name) or "")
+def _batch(record: Record) -> str:
+    if record.cell.global_batch_size is None:
+        return f"{record.cell.batch_size:,} images per GPU and step"
+    return f"{record.cell.global_batch_size:,} images per step on all GPUs together"
 
 
-def _unique(words: Iterable[str]) -> list[str]:
-    return list(filter(None, dict.fromkeys(words)))
+def _of(record: Record, part: str, name: str) -> str:
+    """Return a fact of a record's environment; empty where it does not say it."""
+    return str(mapping(record.environment.get(part)).get(name) or "")[:40]
 
 
-def _values(records: Iterable[Record], fact: Callable[[Record], object]) -> list[str]:
-    """Return the different values of a fact; what a record does not say is none."""
-    return _unique(str(fact(record) or "") for record in records)
-
-
-def _worded(records: Iterable[Record], name: str, fact: Callable[[Record], object]) -> str:
-    """Return `precision bf16`; empty where no record says it."""
-    values = _values(records, fact)
+def _worded(records: Iterable[Record], name: str, fact: Fact) -> str:
+    """Return `precision bf16`, with all values of a fact; empty where no record says it."""
+    values = list(filter(None, dict.fromkeys(str(fact(record) or "") for record in records)))
     return f"{name} {join_words(values, MOST_VALUES)}" if values else ""

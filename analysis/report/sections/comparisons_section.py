@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,7 @@ from analysis.findings.communication import (
 )
 from analysis.findings.comparisons import Comparison, SettingEffect
 from analysis.findings.examine import Findings
-from analysis.report.charts import (
-    MOST_ROWS,
-    Axis,
-    DotRow,
-    rows_figure,
-    truncation_note,
-)
-from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
+from analysis.report.figure import COLOURS, HIGHLIGHT
 from analysis.report.main_point import DEFAULTS, points_of
 from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_costs, about_intervals, verdict_of
@@ -224,9 +217,8 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         Column("verdict", "verdict", lambda pair: verdict_word(pair.verdict)),
         Column("why", "note", "why"),
     )
-    groups, ordered = _groups(findings), list[Comparison]()
-    matrices, listed = list[Table](), list[int]()
-    for group in groups:
+    matrices, ordered, listed = list[Table](), list[Comparison](), list[int]()
+    for group in _groups(findings):
         ordered += group
         if not any(pair.verdict for pair in group):
             continue
@@ -242,11 +234,8 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         *matrices,
         Table.of("comparisons", caption, columns, ordered, shown=lambda pair: id(pair) in listed),
     )
-    figures = tuple(_comparison_figure(groups, names))
     lines = list(map(single_line, lines))
-    return Section(
-        "comparisons", "Which differences are significant", tuple(lines), figures, tables
-    )
+    return Section("comparisons", "Which differences are significant", tuple(lines), tables=tables)
 
 
 def verdict_word(verdict: str) -> str:
@@ -342,66 +331,15 @@ def differences(findings: Findings) -> str:
             line += f"; each detects {number(max(least), 'share')} or more"
         return f"{line}."
     largest = max(real, key=lambda pair: abs(pair.difference.value))
-    every = _short_names(findings.comparisons)
-    _, shared = _own_and_shared(every[largest.first], every[largest.second])
-    short = _short_names([largest])
-    first, second = single_line(short[largest.first], 80), single_line(short[largest.second], 80)
-    where = rest = ""
-    if shared:
-        where = single_line(f" ({', '.join(shared)})", 120)
+    names = _short_names(findings.comparisons)
+    first, second = (single_line(names[name], 120) for name in (largest.first, largest.second))
+    rest = ""
     if len(judged) > 1:
         rest = f"; {len(real):,} of {len(judged):,} comparisons are significant"
     value = largest.difference.value
     size = estimate(scaled(largest.difference, math.copysign(1, value)), "share")
-    line = f"{second} is {size} {largest.verdict} than {first}{where}{rest}."
+    line = f"{second} is {size} {largest.verdict} than {first}{rest}."
     return f"Largest difference: {line}" if rest else line
-
-
-def _own_and_shared(first: str, second: str) -> tuple[list[str], list[str]]:
-    """Return what only one of two names says, of each; and the parts that both have."""
-    sides = first.split(BETWEEN), second.split(BETWEEN)
-    shared = [part for part in sides[1] if part in sides[0]]
-    own = []
-    for parts in sides:
-        words = [part for part in parts if part not in shared]
-        own.append(BETWEEN.join(words) or "the default")
-    return own, shared
-
-
-def _comparison_figure(
-    groups: Sequence[Sequence[Comparison]], names: Mapping[str, str]
-) -> Iterator[Figure]:
-    """Yield the differences from the baselines with their intervals, largest first."""
-    judged = []
-    for group in groups:
-        for pair in group:
-            if pair.verdict and pair.first_key == group[0].first_key:
-                judged.append(pair)
-    judged.sort(key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))
-    shown = judged[:MOST_ROWS]
-    if not shown:
-        return
-    baselines = {_own_and_shared(names[pair.first], names[pair.second])[0][0] for pair in shown}
-    rows, band = [], ""
-    for pair in shown:
-        own, shared = _own_and_shared(names[pair.first], names[pair.second])
-        words = own[1] if len(baselines) == 1 else f"{own[1]} against {own[0]}"
-        size = f"{number(pair.difference.value, 'change')}, {verdict_word(pair.verdict)}"
-        look = VERDICT_LOOKS.get(pair.verdict, (GREY, "o"))
-        floor = pair.floor or 0.0
-        rows.append(DotRow(BETWEEN.join([words, *shared]), size, pair.difference, *look, floor))
-        if floor:
-            band = "; band: the run-to-run variation"
-    of_rate = {pair.rate for pair in shown}
-    in_rate = of_rate.pop() if len(of_rate) == 1 else "the rate"
-    against = f" from {baselines.pop()}" if len(baselines) == 1 else ""
-    yield rows_figure(
-        "comparisons",
-        f"Differences{against} with 95 % intervals{band}. Dots: not significant."
-        f"{truncation_note(judged, MOST_ROWS, 'more comparison', 'comparisons.csv')}",
-        rows,
-        Axis(f"difference in {in_rate}", "difference", "change", shown=(0.0,)),
-    )
 
 
 # ---- The noise floor ----------------------------------------------------------------------------

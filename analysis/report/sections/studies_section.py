@@ -95,7 +95,7 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
         for cell, change in cells[:MOST_ROWS]:
             look = VERDICT_LOOKS.get(cell.verdict, (GREY, "o"))
             right = f"{number(change.value, 'change')}, {verdict_word(cell.verdict)}"
-            rows.append(DotRow(names[cell.name], right, change, *look, 0.0, bool(cell.doubts)))
+            rows.append(DotRow(names[cell.name], right, change, *look, bool(cell.doubts)))
         if rows:
             caption = f"Change on {name} with 95 % intervals. Dots: not significant."
             if any(row.is_doubtful for row in rows):
