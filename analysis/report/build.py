@@ -135,7 +135,9 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
     finding = (*between.finding, *content.finding)[:SENTENCES]
     rest = list(content.sections)
     if content.answer and figures:
-        rest.append(Section("scaling", "Configurations", figures=(content.answer,)))
+        rest.append(
+            Section("scaling", "Configurations", figures=(replace(content.answer, on_page=()),))
+        )
     sections = tuple(joined_by_anchor([between, *rest]))
     if figures:
         content = replace(content, answer=figures[0])

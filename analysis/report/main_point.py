@@ -99,7 +99,7 @@ def names_of(study: Study, several: Sequence[Runs]) -> dict[Runs, str]:
     for runs, name in zip(several, names, strict=True):
         words_of_runs[runs] = short[name]
         if runs.strategy == WITHOUT and len({each.strategy for each in several}) > 1:
-            words_of_runs[runs] += " (no exchange: the upper limit)"
+            words_of_runs[runs] += " (no exchange)"
     return words_of_runs
 
 

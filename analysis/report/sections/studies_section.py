@@ -94,10 +94,12 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
         rows = []
         for cell, change in cells[:MOST_ROWS]:
             look = VERDICT_LOOKS.get(cell.verdict, (GREY, "o"))
-            right = f"{number(change.value, 'change')}, {verdict_word(cell.verdict)}"
+            right = number(change.value, "change")
+            if cell.verdict not in (SLOWER, FASTER):
+                right += " (n. s.)" if cell.verdict == NO_DIFFERENCE else f", {cell.verdict}"
             rows.append(DotRow(names[cell.name], right, change, *look, bool(cell.doubts)))
         if rows:
-            caption = f"Change on {name} with 95 % intervals. Dots: not significant."
+            caption = f"Change on {name} with 95 % intervals. n. s.: not significant."
             if any(row.is_doubtful for row in rows):
                 caption += " Hollow: suspect."
             caption += truncation_note(cells, MOST_ROWS, "more configuration", f"cells-{panel}.csv")
@@ -163,10 +165,10 @@ def unit_of(metric: str) -> str:
 
 
 def verdict_words(cells: Sequence[CellDifference]) -> str:
-    """Return `slower in 4, no difference seen in 2`."""
+    """Return `slower in 4, not significant in 2`."""
     verdicts = Counter(cell.verdict for cell in cells)
     words = []
     for verdict in (SLOWER, FASTER, NO_DIFFERENCE, UNKNOWN):
         if verdicts[verdict]:
-            words.append(f"{verdict} in {verdicts[verdict]:,}")
+            words.append(f"{verdict_word(verdict)} in {verdicts[verdict]:,}")
     return ", ".join(words)
