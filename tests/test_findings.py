@@ -330,7 +330,7 @@ def test_a_planted_difference_is_found_where_the_noise_allows_it_and_else_refuse
         assert found.verdict == "slower" and found.smallest < 0.03 < noisy.smallest
         refused += noisy.verdict == "no difference seen"
     assert refused >= 0.8 * TRIALS
-    assert found.first.endswith("PROTO untouched") and found.second.endswith("PROTO=LL")
+    assert found.first.endswith("PROTO default") and found.second.endswith("PROTO=LL")
     assert proto(0, 5, 0.003, 1.03).verdict == "faster"
 
 

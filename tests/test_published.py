@@ -277,7 +277,7 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
         folder.pack()
     told, found = examine(study)
     validity = section(told, "validity")
-    said = f"{COMPARED}: every cell that has them here; 1 do not agree with them."
+    said = f"{COMPARED}: every run that has them here; 1 do not agree with them."
     assert said in validity.lines
     (left_out,) = validity.tables[0].rows
     assert left_out[1] == "invalid" and left_out[2].startswith(why)
@@ -291,12 +291,12 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
 def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
     study, _ = copy
     lines = section(examine(study)[0], "validity").lines
-    assert f"{COMPARED}: every cell that has them here; all agree with them." in lines
+    assert f"{COMPARED}: every run that has them here; all agree with them." in lines
     monkeypatch.setattr(quick, "MOST_FILES", 1)
     lines = section(examine(study)[0], "validity").lines
-    more = "1 of 2 cells that have them here (`python -m analysis verify` compares all)"
+    more = "1 of 2 runs that have them here (`python -m analysis verify` compares all)"
     assert f"{COMPARED}: {more}; all agree with them." in lines
     for path in study.glob("*/ranks"):
         shutil.rmtree(path)
     lines = section(examine(study)[0], "validity").lines
-    assert "No cell has its raw samples here, so none was compared with them." in lines
+    assert "No run has its raw samples here, so none was compared with them." in lines

@@ -57,6 +57,20 @@ def rows_of(folder, table):
         return list(csv.DictReader(file))
 
 
+# Words of the code that nobody outside it knows, and what the page says instead of them.
+CODE_WORDS = re.compile(
+    r"\bcells?\b|noise floor|untouched|no difference seen|visible from|told apart"
+)
+
+
+def test_the_page_uses_no_words_of_the_code():
+    """The first screens of all committed studies; commands are the user's own."""
+    for path in sorted((ROOT / "tests" / "golden" / "report").glob("*.txt")):
+        first_screen = path.read_text(encoding="utf-8").partition("--- cells.csv")[0]
+        text = re.sub(r"python launch\.py .*", "", first_screen.replace("\\", ""))
+        assert CODE_WORDS.findall(text) == [], path.name
+
+
 # --- a study with all that a report shows, and names made to get out of their places
 
 

@@ -117,8 +117,8 @@ def test_settings_of_a_preset_are_one_thing():
     cells = [{"benchmark": COLLECTIVES}, {"benchmark": COLLECTIVES, "nccl": sharp, "factor": 0.9}]
     (found,) = comparisons(Laboratory().runs(*cells))
     assert (found.asked, found.verdict) == ("NCCL_COLLNET_ENABLE and 2 more", "slower")
-    assert found.first.endswith("COLLNET_ENABLE and 2 more untouched")
-    assert "untouched" not in found.second
+    assert found.first.endswith("COLLNET_ENABLE and 2 more default")
+    assert "default" not in found.second
     cells.append({"benchmark": COLLECTIVES, "nccl": {"NCCL_COLLNET_ENABLE": "1"}})
     found = [one.asked for one in comparisons(Laboratory().runs(*cells))]
     assert found == ["NCCL_COLLNET_ENABLE", "NCCL_SHARP_MAX_COMMS and 1 more"]
@@ -148,7 +148,7 @@ def test_cells_without_a_model_are_named_by_what_they_measure():
     """Not by the model and batch of others, nor by an option that follows from the benchmark."""
     cells = {"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC
     (found,) = comparisons(Laboratory().runs(*cells))
-    assert found.first == "gpus 0,1 · jacobi · P2P_LEVEL untouched"
+    assert found.first == "gpus 0,1 · jacobi · P2P_LEVEL default"
     assert found.second == "gpus 0,1 · jacobi · P2P_LEVEL=LOC"
 
 
@@ -184,7 +184,7 @@ def test_the_turn_is_a_block_so_that_a_drift_hides_no_difference():
     against = []
     for seed in range(12):
         found = comparisons(in_turns(seed, 0.01, 0.005, repeats=5))
-        against += [one for one in found if "untouched" in one.first]
+        against += [one for one in found if "default" in one.first]
     assert len(against) == 36 and sum(one.verdict == "slower" for one in against) >= 26
     assert not any(one.why for one in against if one.verdict == "slower"), "a block needs no excuse"
     equal = []

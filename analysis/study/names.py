@@ -78,7 +78,7 @@ def side_label(study: Study, runs: Runs, differing: Sequence[str], difference: s
     """Return the label of one cell of a comparison, with the NCCL setting that it left alone."""
     words = [label(study, runs)]
     if differing[0].startswith(NCCL) and differing[0] not in runs.request:
-        words = [*parts(study, runs), f"{difference.removeprefix('NCCL_')} untouched"]
+        words = [*parts(study, runs), f"{difference.removeprefix('NCCL_')} {UNTOUCHED}"]
     return BETWEEN.join([gpu_list(runs.gpus), *words])
 
 

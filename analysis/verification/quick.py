@@ -94,10 +94,10 @@ class QuickCheck:
         if not self.with_samples:
             if self.wrong:
                 return ""
-            return "No cell has its raw samples here, so none was compared with them."
-        cells, rest = "every cell that has them here", ""
+            return "No run has its raw samples here, so none was compared with them."
+        cells, rest = "every run that has them here", ""
         if self.compared != self.with_samples:
-            cells = f"{self.compared:,} of {self.with_samples:,} cells that have them here"
+            cells = f"{self.compared:,} of {self.with_samples:,} runs that have them here"
             rest = " (`python -m analysis verify` compares all)"
         verdict = "all agree with them"
         if self.wrong:

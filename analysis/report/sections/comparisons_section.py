@@ -25,7 +25,15 @@ from analysis.report.table import Column, Table, Value, columns_of, metric_colum
 from analysis.study.draws import scaled
 from analysis.study.intervals import half_width
 from analysis.study.measured_numbers import NO_DIFFERENCE
-from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, ran_alone, short_names
+from analysis.study.names import (
+    BETWEEN,
+    UNTOUCHED,
+    gpu_ids,
+    gpu_list,
+    label,
+    ran_alone,
+    short_names,
+)
 from analysis.study.names import unit_of as unit_of_study
 from analysis.study.noise_floor import Floor, FloorGroup
 from analysis.study.rates import is_of_training
@@ -153,7 +161,8 @@ def settings(study: Study, findings: Findings) -> Section | None:
     def default(effect: SettingEffect) -> str:
         """Return the label of NCCL's default without its GPUs, which have a column."""
         parts = effect.compared.first.split(BETWEEN)[1:]
-        return single_line(BETWEEN.join(part for part in parts if not part.endswith(" untouched")))
+        kept = [part for part in parts if not part.endswith(f" {UNTOUCHED}")]
+        return single_line(BETWEEN.join(kept))
 
     columns = (
         Column("setting", "setting", "setting"),

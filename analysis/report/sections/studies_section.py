@@ -145,7 +145,7 @@ def differences_table(differences: Differences, name: str, caption: str) -> Tabl
             Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
             Column("difference", "difference", "change", "change", True),
             Column("smallest", "detects", "smallest", "share"),
-            Column("verdict", "verdict on B", "verdict"),
+            Column("verdict", "verdict on B", lambda cell: verdict_word(cell.verdict)),
         ),
         cells,
     )
