@@ -74,7 +74,7 @@ ASYNCHRONOUS = (
     "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
 )
 # {what RankedConfiguration says: whether it may be as fast as the fastest}
-AS_FAST = {TIED: True, SLOWER: False, UNKNOWN: None}
+AS_FAST = {FASTEST: True, TIED: True, SLOWER: False, UNKNOWN: None}
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,8 @@ def run(arguments: argparse.Namespace) -> int:
         first = best(ranked)
         if first.standing != FASTEST:
             gpus = machine_gpus(study, calibration.machine)
-            print_command(first.candidate, gpus, Path(arguments.study), first.runs > 0)
+            more = ["repeats=5"] if first.runs else []
+            print_command(first.candidate, gpus, Path(arguments.study), *more)
     for model, why in refused.items():
         print_text(escape(f"No advice on {model}: {sentence(why)}"))
     return 0

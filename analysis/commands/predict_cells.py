@@ -63,7 +63,7 @@ NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8
 CAPTION = f"{100 * LEVEL:.0f} % prediction intervals stand below their values."
 PARTS = (
     "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "
-    "and compute were as in the nearest run"
+    "and compute were as in the nearest run."
 )
 LEAST_ERROR = 0.01  # as which a forecast without error bars is rounded
 MS = NumberFormat(decimals=2)
@@ -293,31 +293,48 @@ def _print_forecasts(
     if not predictions:
         raise ValueError(f"no forecast of {_where(several[0].query)}: {refused[several[0]]}")
     if arguments.json:
-        answers = [_forecast_json(candidate, predictions, refused) for candidate in several]
+        answers = [_forecast_json(each, predictions.get(each), refused) for each in several]
         of_first = len(scores_of(held[way_of(calibration, several[0].query)]))
         calibrated = {"cells": len(calibration.cells), "held_out": of_first}
         facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
         print(json.dumps({**facts, "forecasts": answers}))
         return
-    print_text(escape(machine))
-    if arguments.details:
-        rows = [_detail_row(candidate.query, made) for candidate, made in predictions.items()]
-        print_table(Table.of("forecasts", f"{CAPTION} {PARTS}.", FORECASTS, rows))
-    else:
-        _print_sentences(predictions)
     notes = [_no_better(errors_of(results)) for results in held.values()]
     for candidate, why in refused.items():
         notes.append(f"no forecast of {candidate.query.strategy}: {why}")
-    for prediction in predictions.values():
-        notes += reversed(prediction.why)
     for subset in subsets:
         if len(subset.members) == 1:
             gpu = subset.members[0]
             notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
-    print_notes(notes, MOST_NOTES if arguments.details else FIRST_NOTES)
-    gpus = machine_gpus(study, calibration.machine)
+    print_text(escape(machine))
+    _print_answer(predictions, notes, arguments.details)
     unknown = max(predictions, key=lambda each: predictions[each].basis == ASSUMED_NETWORK)
-    print_command(unknown, gpus, Path(arguments.study[0]))
+    print_command(unknown, machine_gpus(study, calibration.machine), Path(arguments.study[0]))
+
+
+def _print_answer(
+    predictions: Mapping[Candidate, Forecast], notes: list[str], details: bool
+) -> None:
+    """Print a sentence for each forecast below what is trained, or a table of their parts."""
+    by_subject: dict[str, list[str]] = defaultdict(list)
+    rows = []
+    for candidate, prediction in predictions.items():
+        query = candidate.query
+        subject = f"{query.workload} · {query.strategy} · batch {query.batch_size}"
+        by_subject[subject].append(forecast_sentence(query, prediction))
+        row = {"cell": f"{subject} · {_where(query)}", "efficiency": efficiency_of(prediction)}
+        row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
+        rows.append(asdict(prediction) | row)
+        notes += reversed(prediction.why)
+    if details:
+        print_table(Table.of("forecasts", f"{CAPTION} {PARTS}", FORECASTS, rows))
+        print_notes(notes, MOST_NOTES)
+        return
+    for subject, lines in by_subject.items():
+        print_text(f"[bold]{escape(subject)}[/bold]")
+        for line in lines:
+            print_text(f"  {escape(line)}")
+    print_notes(notes, FIRST_NOTES)
 
 
 def shown(prediction: Forecast, query: CellQuery) -> Forecast:
@@ -339,9 +356,7 @@ def efficiency_of(prediction: Forecast) -> Estimate:
 
 
 def _forecast_json(
-    candidate: Candidate,
-    predictions: Mapping[Candidate, Forecast],
-    refused: Mapping[Candidate, str],
+    candidate: Candidate, prediction: Forecast | None, refused: Mapping[Candidate, str]
 ) -> dict[str, Any]:
     query = candidate.query
     answer: dict[str, Any] = {
@@ -353,61 +368,28 @@ def _forecast_json(
         "hosts": query.hosts,
         "wire": str(query.wire),
     }
-    if candidate in refused:
+    if prediction is None:
         return answer | {"refused": refused[candidate]}
-    return answer | {"forecast": asdict(predictions[candidate])}
-
-
-def _detail_row(query: CellQuery, prediction: Forecast) -> dict[str, Any]:
-    cell = f"{_subject(query)} · {_where(query)}"
-    if query.ranks > 1 and query.unit == "GPU":
-        cell += f", {query.wire}"
-    return asdict(prediction) | {
-        "cell": cell,
-        "step": Estimate(prediction.step_ms, prediction.low, prediction.high),
-        "efficiency": efficiency_of(prediction),
-        "basis": prediction.basis.replace("_", " "),
-    }
-
-
-def _subject(query: CellQuery) -> str:
-    return f"{query.workload} · {query.strategy} · batch {query.batch_size}"
-
-
-def _print_sentences(predictions: Mapping[Candidate, Forecast]) -> None:
-    """Print a sentence for each forecast, below what is trained."""
-    by_subject: dict[str, list[str]] = defaultdict(list)
-    for candidate, prediction in predictions.items():
-        line = forecast_sentence(candidate.query, prediction)
-        by_subject[_subject(candidate.query)].append(line)
-    for subject, lines in by_subject.items():
-        print_text(f"[bold]{escape(subject)}[/bold]")
-        for line in lines:
-            print_text(f"  {escape(line)}")
+    return answer | {"forecast": asdict(prediction)}
 
 
 def forecast_sentence(query: CellQuery, prediction: Forecast) -> str:
     """Return a forecast in words, without digits beyond its error."""
-    efficiency = efficiency_of(prediction)
-    error = LEAST_ERROR
+    efficiency, error = efficiency_of(prediction), LEAST_ERROR
     if prediction.low is not None and prediction.high is not None:
         error = (prediction.high - prediction.low) / 2 / prediction.step_ms
     rate = f"{rounded(prediction.images_per_second, error * prediction.images_per_second)} images/s"
     best = f"{rounded(100 * prediction.efficiency, 100 * error)} %"
-    where = _where(query)
+    words = f"about {best} efficiency ({rate}); its error is not known."
     if query.ranks < 2:
-        return f"{where}: about {rate}."
-    if efficiency.low is None or efficiency.high is None:
-        words = f"{where}: about {best} efficiency ({rate}); its error is not known."
-    else:
+        words = f"about {rate}."
+    elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
-        word = "expected"
-        if prediction.growth > 1:
-            word = "best case"
-        words = f"{where}: {low} to {high} % efficiency; {word} {best} ({rate})."
+        word = "best case" if prediction.growth > 1 else "expected"
+        words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
     if prediction.basis == ASSUMED_NETWORK:
         words += " The network was never measured."
-    return words
+    return f"{_where(query)}: {words}"
 
 
 def rounded(value: float, error: float) -> str:
@@ -427,36 +409,27 @@ def _no_better(errors: Mapping[str, Any]) -> str:
     )
 
 
-def print_command(
-    candidate: Candidate, gpus: Sequence[int], study: Path, repeats: bool = False
-) -> None:
+def print_command(candidate: Candidate, gpus: Sequence[int], study: Path, *more: str) -> None:
     """Print the command that measures a candidate, or what of it this machine can measure."""
     query, workload = candidate.query, candidate.query.workload
-    words = ["python launch.py"]
+    where = "gpus=scale repeats=3"
     if query.across_hosts:
-        words.append("-m nodes=1,2 hosts=FILE gpus=all")
+        where = "nodes=1,2 hosts=FILE gpus=all"
     elif query.ranks <= len(gpus):
-        words.append(f"gpus={','.join(map(str, query.members or gpus[: query.ranks]))}")
-    else:
-        words.append("-m gpus=scale repeats=3")
+        where = f"gpus={','.join(map(str, query.members or gpus[: query.ranks]))}"
+    model = f"model={workload.model}"
     if workload.requested("model.library") == "python":
-        words.append(f"model.library=python model.builder={workload.requested('model.builder')}")
-    else:
-        words.append(f"model={workload.model}")
-    words.append(f"strategy={query.strategy} batch_size={query.batch_size}")
-    words += [f"{name}={workload.requested(name)}" for name in WORK]
+        model = f"model.library=python model.builder={workload.requested('model.builder')}"
+    words = ["python launch.py -m", where, model, f"strategy={query.strategy}"]
+    words.append(f"batch_size={query.batch_size}")
+    words += [f"{name}={workload.requested(name)}" for name in WORK if workload.requested(name)]
     for name, value in candidate.nccl:
         words.append(f"nccl.{name.removeprefix('NCCL_').lower()}={value}")
-    folder = study
-    if folder.name in ("", ".."):
-        folder = study.resolve()
-    words.append(f"output_dir={shlex.quote(str(folder.parent))} study={shlex.quote(folder.name)}")
-    if repeats:
-        words[0] += " -m"
-        words.append("repeats=5")
-    out = console()
-    out.print("Measure next:")
-    out.print(f"  {' '.join(words)}", soft_wrap=True, markup=False)
+    if study.name in ("", ".."):
+        study = study.resolve()
+    words.append(f"output_dir={shlex.quote(str(study.parent))} study={shlex.quote(study.name)}")
+    print_text("Measure next:")
+    console().print("  " + " ".join([*words, *more]), soft_wrap=True, markup=False)
 
 
 def _where(query: CellQuery) -> str:
@@ -541,9 +514,6 @@ def print_table(table: Table) -> None:
     """
     people = table.for_people
     out = console()
-    if not people.rows:
-        out.print(people.to_rich())
-        return
     widths = []
     for index, column in enumerate(people.columns):
         lengths = [len(column.heading)]

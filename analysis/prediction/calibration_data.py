@@ -142,8 +142,8 @@ class CalibrationData:
 
     @functools.cached_property
     def with_cost(self) -> CellIndex:
-        """The cells with a cost."""
-        return index_of(cell for cell in self.cells if cell.cost_ms is not None)
+        """The cells with a step time and a cost."""
+        return index_of(cell for cell in self.timed if cell.cost_ms is not None)
 
     @property
     def unit(self) -> str:

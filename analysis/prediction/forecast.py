@@ -184,7 +184,7 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
         return 0.0
 
     def unlike(there: CellQuery) -> tuple[bool, ...] | None:
-        if (there.ranks > 1) != (query.ranks > 1):
+        if there.is_alone != query.is_alone:
             return None
         if there.strategy != query.strategy and (query.ranks < 2 or there.strategy == "none"):
             return None
@@ -195,10 +195,10 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
             there.strategy != query.strategy,
         )
 
-    for cell in nearest_cells(calibration.with_cost, query, unlike):
-        if cell.step_ms is not None and cell.cost_ms is not None:
-            return mean(cell.cost_ms)
-    return 0.0
+    nearest = next(nearest_cells(calibration.with_cost, query, unlike), None)
+    if nearest is None or nearest.cost_ms is None:
+        return 0.0
+    return mean(nearest.cost_ms)
 
 
 @once

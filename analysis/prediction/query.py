@@ -98,6 +98,11 @@ class CellQuery:
         return self.gpus * self.hosts
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank."""
+        return self.ranks < 2
+
+    @property
     def across_hosts(self) -> bool:
         """Whether ranks are on several hosts."""
         return self.hosts > 1

@@ -23,7 +23,6 @@ from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
     matching_cells,
-    nearest_cells,
     once,
 )
 from analysis.prediction.distributions import (
@@ -334,23 +333,14 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
     """
     if not occupies(query) or query.ranks < 2:
         return constant(0.0), ""
-
-    def on(transport: str) -> Iterator[MeasuredCell]:
-        def unlike(there: CellQuery) -> tuple[()] | None:
-            same = there.workload == query.workload and there.shares_gpu == query.shares_gpu
-            if same and there.transport == transport and there.ranks > 1 and occupies(there):
-                return ()
-            return None
-
-        return nearest_cells(calibration.with_cost, query, unlike)
-
     seen: list[Draws] = []
-    for cell in itertools.islice(on(query.transport), MOST_SEEN):
+    for cell in _contending(calibration, query):
         seen += _measured_contention(calibration, cell)
     why = ""
     if not seen and query.transport == NETWORK:
         why = f"assuming that over {HOST_MEMORY}, scaled by the bytes per second"
-        for cell in itertools.islice(on(HOST_MEMORY), MOST_SEEN):
+        on_host = replace(query, wire=replace(query.wire, transport=HOST_MEMORY))
+        for cell in _contending(calibration, on_host):
             share = _bytes_per_ms(calibration, query) / _bytes_per_ms(calibration, cell.query)
             if share < 1:
                 scale = scaled_normal(share, OF_TRAFFIC, "traffic")
@@ -366,6 +356,12 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
     for gamma in seen:
         weighted.append((gamma, deviation(gamma)))
     return np.clip(inverse_variance_mean(weighted), 0.0, None), why
+
+
+def _contending(calibration: CalibrationData, query: CellQuery) -> Iterator[MeasuredCell]:
+    same = "workload", "shares_gpu", "transport", "is_alone"
+    several = matching_cells(calibration.with_cost, query, *same)
+    return itertools.islice((cell for cell in several if occupies(cell.query)), MOST_SEEN)
 
 
 def _bytes_per_ms(calibration: CalibrationData, query: CellQuery) -> float:
@@ -393,16 +389,9 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     alone = _cost_on_one_gpu(calibration, query)
     if alone is not None:
         return alone, ""
-
-    def unlike(there: CellQuery) -> tuple[()] | None:
-        same = there.workload == query.workload and there.shares_gpu == query.shares_gpu
-        if same and there.same_work == query.same_work and there.ranks > 1:
-            return ()
-        return None
-
-    for nearest in nearest_cells(calibration.with_cost, query, unlike):
-        if nearest.step_ms is None or nearest.cost_ms is None:
-            continue
+    same = "same_work", "shares_gpu", "workload", "is_alone"
+    for nearest in matching_cells(calibration.with_cost, query, *same):
+        assert nearest.cost_ms is not None
         if nearest.query.wire != query.wire:
             gamma, _ = contention(calibration, nearest.query)
         played = _replay_measured(calibration, nearest.query, gamma)
