@@ -73,6 +73,12 @@ CAPTION = (
 ASYNCHRONOUS = (
     "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
 )
+COLUMNS = (
+    Column("configuration", "configuration"),
+    Column("images_per_second", "images/s", kind="rate", bounded=True),
+    Column("behind", "vs. best"),
+    Column("source", "from"),
+)
 # {what RankedConfiguration says: whether it may be as fast as the fastest}
 AS_FAST = {FASTEST: True, TIED: True, SLOWER: False, UNKNOWN: None}
 
@@ -242,14 +248,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not advices:
         raise ValueError(next(iter(refused.values())))
     if arguments.json:
-        shown = []
+        answers = []
         for ranked, omitted in advices:
             held_out = len(scores[way_of(calibration, ranked[0].candidate.query)])
-            shown.append({**_advice_json(ranked, omitted), "held_out": held_out})
-        print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
+            answers.append({**_advice_json(ranked, omitted), "held_out": held_out})
+        print(json.dumps({"study": study.name, "advice": answers, "refused": refused}))
         return 0
-    machine = machine_line(study, study, calibration.machine)
-    print_text(escape(machine))
+    print_text(escape(machine_line(study, study, calibration.machine)))
     for ranked, omitted in advices:
         _print_advice(ranked, omitted)
         first = best(ranked)
@@ -278,6 +283,7 @@ def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str])
     refused = []
     for candidate, why in omitted.items():
         refused.append({**_candidate_json(candidate), "why": why})
+    first = best(ranked)
     cells = []
     for cell in ranked:
         cells.append(
@@ -288,7 +294,7 @@ def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str])
                 "high": cell.high,
                 "runs": cell.runs,
                 "high_is_bounded": cell.bounded,
-                "as_fast_as_the_first": is_as_fast(cell, best(ranked)),
+                "as_fast_as_the_first": is_as_fast(cell, first),
             }
         )
     query = ranked[0].candidate.query
@@ -303,42 +309,53 @@ def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str])
 
 
 def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]) -> None:
-    query = ranked[0].candidate.query
-    columns = (
-        Column("configuration", "configuration"),
-        Column("images_per_second", "images/s", kind="rate", bounded=True),
-        Column("behind", "vs. best"),
-        Column("source", "from"),
-    )
-    print_text(f"[bold]{escape(str(query.workload))}[/bold]")
-    print_text(escape(_advice_sentences(ranked)))
-    print_table(Table.of("forecasts", CAPTION, columns, _advice_rows(ranked)))
-    rest = len(ranked) - MOST_RANKED
-    if rest > 0:
-        print_text(f"… and {count(rest, 'slower configuration')} (--json has all)")
-    for why in dict.fromkeys(omitted.values()):
-        print_text(f"Not ranked: {escape(sentence(why))}")
-    notes = []
+    first = best(ranked)
+    unit, workload = first.candidate.query.unit, first.candidate.query.workload
+    names = _names(ranked)
+    rows = []
     for cell in ranked[:MOST_RANKED]:
-        shown = cell.candidate.query
-        if shown.strategy != "none" and not exchange_of(shown).waits:
+        behind = "–"
+        is_alike = is_as_fast(cell, first)
+        if cell is first:
+            behind = "best"
+        elif is_alike is not None:
+            behind = number(cell.rate / first.rate - 1, "change") + " ~" * is_alike
+        rows.append(
+            {
+                "configuration": names[cell],
+                "images_per_second": Estimate(cell.rate, cell.low, cell.high),
+                "behind": behind,
+                "source": count(cell.runs, "run") if cell.runs else "forecast",
+            }
+        )
+    print_text(f"[bold]{escape(str(workload))}[/bold]")
+    print_text(escape(of_unit(_advice_sentences(ranked, names), unit)))
+    print_table(Table.of("forecasts", CAPTION, COLUMNS, rows))
+    if len(ranked) > MOST_RANKED:
+        rest = count(len(ranked) - MOST_RANKED, "slower configuration")
+        print_text(f"… and {rest} (--json has all)")
+    notes = [f"not ranked: {why}" for why in omitted.values()]
+    for cell in ranked[:MOST_RANKED]:
+        query = cell.candidate.query
+        if query.strategy != "none" and not exchange_of(query).waits:
             notes.append(ASYNCHRONOUS)
     for cell in ranked:
-        if cell.why and cell.why != best(ranked).why:
-            notes.append(of_unit(cell.why, query.unit))
+        if cell.why != first.why:
+            notes.append(of_unit(cell.why, unit))
     print_notes(notes, MOST_RANKED)
 
 
-def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
-    """Return the first cells as rows; options that cells of a strategy have otherwise are named."""
+def _names(ranked: Sequence[RankedCell]) -> dict[RankedCell, str]:
+    """Return what each cell is called: its strategy, where it runs, and what differs."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    sizes = set()
     for cell in ranked:
         query = cell.candidate.query
+        sizes.add(query.batch_size)
         for option, value in query.options:
             values[query.strategy, option].add(value)
-    first = best(ranked)
-    rows = []
-    for cell in ranked[:MOST_RANKED]:
+    names = {}
+    for cell in ranked:
         query = cell.candidate.query
         words = [query.strategy]
         for option, value in query.options:
@@ -346,69 +363,34 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
                 words.append(f"{option}={value}")
         for name, value in cell.candidate.nccl:
             words.append(f"{name.removeprefix('NCCL_')}={value}")
-        behind = "–"
-        is_alike = is_as_fast(cell, first)
-        if cell is first:
-            behind = "best"
-        elif is_alike is not None:
-            behind = number(cell.rate / first.rate - 1, "change")
-        if is_alike and cell is not first:
-            behind += " ~"
-        rows.append(
-            {
-                "configuration": f"{_where(cell, ranked)} · {' '.join(words)}",
-                "images_per_second": Estimate(cell.rate, cell.low, cell.high),
-                "behind": behind,
-                "source": count(cell.runs, "run") if cell.runs else "forecast",
-            }
-        )
-    return rows
+        words.append(f"on {query.unit}{'s' * (len(query.members) > 1)}")
+        words.append(",".join(map(str, query.members)))
+        if exchange_of(query).gpu_servers and not query.shares_gpu:
+            words.append(f"+ {count(query.servers, 'server')}")
+        if len(sizes) > 1:
+            words.append(f"with batch {query.batch_size}")
+        names[cell] = " ".join(words)
+    return names
 
 
-def _where(cell: RankedCell, ranked: Sequence[RankedCell]) -> str:
-    """Return the GPUs, and the batch size where that differs between cells."""
-    query = cell.candidate.query
-    where = f"{query.unit}{'s' * (len(query.members) > 1)} {_members(cell)}"
-    if len({other.candidate.query.batch_size for other in ranked}) > 1:
-        where += f" with batch {query.batch_size}"
-    return where
-
-
-def _members(cell: RankedCell) -> str:
-    """Return the GPUs, and how many servers have GPUs of their own."""
-    query = cell.candidate.query
-    members = ",".join(map(str, query.members))
-    if query.shares_gpu or not exchange_of(query).gpu_servers:
-        return members
-    return f"{members} + {count(query.servers, 'server')}"
-
-
-def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
+def _advice_sentences(ranked: Sequence[RankedCell], names: Mapping[RankedCell, str]) -> str:
     """Return which configuration is best, in words; without intervals no order is claimed."""
     first = best(ranked)
-    query = first.candidate.query
-    strategy = query.strategy
-    on = _where(first, ranked)
     how = "measured" if first.runs else "forecast"
-    configuration = f"{strategy} on {on} ({number(first.rate, 'rate')} images/s, {how})"
-    reached: dict[bool, list[bool | None]] = {True: [], False: []}  # of measured ones, of forecasts
-    for cell in ranked:
-        if cell is not first:
-            reached[cell.runs > 0].append(is_as_fast(cell, first))
+    configuration = f"{names[first]} ({number(first.rate, 'rate')} images/s, {how})"
+    words = f"Best guess: {configuration}"
     if first.standing == FASTEST:
-        tied = [cell for cell in ranked if cell.standing == TIED]
-        names = [f"{cell.candidate.query.strategy} on {_where(cell, ranked)}" for cell in tied]
-        sentences = [f"Fastest: {configuration}."]
-        if names:
-            sentences = [f"Fastest: {configuration}; tied with {join_words(names, 3)}."]
+        words = f"Fastest: {configuration}"
     elif len(ranked) > 1 and first.why:
-        why = sentence(of_unit(first.why, query.unit))
+        why = sentence(first.why)
         return f"Which is fastest is not known. Highest rate: {configuration}. {why}"
-    else:
-        sentences = [f"Best guess: {configuration}."]
-    for what, of in (("measured configuration", True), ("forecast", False)):
-        if reached[of].count(True) and not (of and first.standing == FASTEST):
-            sentences.append(f"{count(reached[of].count(True), what)} may be as fast (~).")
-        if reached[of].count(None):
-            sentences.append(f"{count(reached[of].count(None), what)} cannot be compared with it.")
-    return " ".join(sentences)
+    tied = [names[cell] for cell in ranked if cell.standing == TIED and first.standing == FASTEST]
+    if tied:
+        words += f"; tied with {join_words(tied, 3)}"
+    alike = [is_as_fast(cell, first) for cell in ranked if cell is not first]
+    as_fast, unknown = alike.count(True) - len(tied), alike.count(None)
+    if as_fast:
+        words += f". {count(as_fast, 'more configuration')} may be as fast (~)"
+    if unknown:
+        words += f". {count(unknown, 'configuration')} cannot be compared with it"
+    return f"{words}."

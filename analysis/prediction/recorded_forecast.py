@@ -173,10 +173,11 @@ def about_forecasts(records: Iterable[Record]) -> str:
                 outside += 1
     if not errors:
         return ""
-    words = (
-        f"{len(errors)} of {cells} runs before they ran: mean error of the step "
-        f"{100 * fmean(errors):.1f} %, of assuming no change {100 * fmean(null_errors):.1f} %"
-    )
+    error, null_error = fmean(errors), fmean(null_errors)
+    words = f"{len(errors)} of {cells} runs before they ran: mean error of the step "
+    words += f"{100 * error:.1f} %; assuming that nothing changes, {100 * null_error:.1f} %"
+    if error >= null_error:
+        words += " (no worse)"
     if judged:
         words += f"; {outside} of {judged} outside the {100 * level:.0f} % prediction intervals"
     return words

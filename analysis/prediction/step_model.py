@@ -389,9 +389,10 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     alone = _cost_on_one_gpu(calibration, query)
     if alone is not None:
         return alone, ""
-    same = "same_work", "shares_gpu", "workload", "is_alone"
+    same = "same_work", "shares_gpu", "workload"
     for nearest in matching_cells(calibration.with_cost, query, *same):
-        assert nearest.cost_ms is not None
+        if nearest.query.is_alone or nearest.cost_ms is None:
+            continue
         if nearest.query.wire != query.wire:
             gamma, _ = contention(calibration, nearest.query)
         played = _replay_measured(calibration, nearest.query, gamma)

@@ -372,15 +372,14 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     names = short_names(row["cell"] for row in rows)
     table = Table.of(
         "forecasts",
-        "The forecast of each run, made before it, with its prediction interval. The last two "
-        "changes say how much longer the measured step is than the forecast, and than assuming "
-        "that nothing changes.",
+        "The measured step of each run, and its forecast from before it ran. The changes say how "
+        "much longer the measured step is than the forecast, and than assuming no change.",
         (
             Column("cell", "run", lambda row: names[row["cell"]]),
             Column("gpus", "GPUs"),
             Column("step_ms", "step ms", lambda row: row["forecast"].measured_ms, "ms"),
             Column("forecast_ms", "forecast ms", kind="ms", bounded=True),
-            Column("error", "measured vs. forecast", lambda row: row["forecast"].error, CHANGE),
+            Column("error", "vs. forecast", lambda row: row["forecast"].error, CHANGE),
             Column(
                 "null_error",
                 "vs. no change",
