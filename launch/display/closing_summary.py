@@ -117,7 +117,8 @@ def print_summary(
         if log.exists():
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
     console.print()
-    is_doubtful = bool(runs) and all(record.validity.against for record in runs)
+    finished = [record for record in runs if record.state == "finished"]
+    is_doubtful = bool(finished) and all(record.validity.against for record in finished)
     for line in finding:
         if not line.startswith(DOUBTFUL):  # `doubts` said it
             _print_indented(console, line.replace(THIN, " "), "dim" if is_doubtful else "")
