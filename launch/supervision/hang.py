@@ -42,7 +42,7 @@ def explain_hang(watch: Watch, what: str) -> Failure:
         member.location and member.location.state is StackState.WAITING for member in waiting
     )
     if all_wait and not suspect.began:
-        between = doubted_network(waiting)
+        between = doubted_network(watch.everyone)
     if rank is None:
         phase = waiting[0].phase or "start"
         each = _activities(waiting)
