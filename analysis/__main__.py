@@ -6,6 +6,7 @@ wrong request (one line on stderr), 130 Ctrl-C.
 """
 
 import argparse
+import gc
 import importlib
 import itertools
 import signal
@@ -13,11 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.input_files import gc_paused, said
+from analysis.input_files import said
 from analysis.text import redact
-from benchmarks.record.safe_text import close_quietly
-
-INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
+from benchmarks.record.safe_text import INTERRUPTED, close_quietly
 
 
 class Entry(NamedTuple):
@@ -97,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 chosen = importlib.import_module(f"analysis.commands.{command.module}")
                 chosen.configure(sub)
         parsed = parser.parse_args(arguments)
-        with gc_paused():  # thousands of records
-            return int(chosen.run(parsed))
+        return int(chosen.run(parsed))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:
@@ -108,11 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"python -m analysis {arguments[0]}: there is too little memory", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"python -m analysis {arguments[0]}: interrupted", file=sys.stderr)
+        stopped = "stopped; no record was changed, and the same command begins again"
+        print(f"python -m analysis {arguments[0]}: {stopped}", file=sys.stderr)
         return INTERRUPTED
 
 
 if __name__ == "__main__":
+    gc.disable()  # it would walk again and again through thousands of records
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = main()
     close_quietly(interrupted=status == INTERRUPTED)

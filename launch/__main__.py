@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from analysis.text import count, redact
+from benchmarks.record.safe_text import INTERRUPTED, close_quietly
 from conf.schema import Tracking
 from launch.tracking.store import TrackingUnavailable, WrongUri
 from launch.tracking.tracker import sync
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         complain(STOPPED[options.command])
-        return 130
+        return INTERRUPTED
     for sentence in report.unreadable:
         complain(sentence)
     print(
@@ -71,4 +72,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    status = main()
+    close_quietly(interrupted=status == INTERRUPTED)
+    sys.exit(status)

@@ -256,8 +256,7 @@ class SweepRun:
             self._note(str(error))
         if self.config.resume:
             by_id = {record.record_id: record for record in self.known}
-            for index, record in find_finished(cells, self.study, self.here, self._note).items():
-                self.done[index] = by_id.get(record.record_id, record)
+            self.done = find_finished(cells, self.study, self.here, self._note, by_id)
         open_cells = self._open_cells()
         work = "nothing is left to measure"
         if open_cells:
@@ -282,7 +281,15 @@ class SweepRun:
         self.background.submit(self.engine.close)  # it waits for processes to end
         page: Path | None = None
         findings: Sequence[str] = ()
-        has_news = bool(self.measured) or not self.stopping()
+        was_stopped = self.stopping()
+        has_news = bool(self.measured) or not was_stopped
+
+        def of_study() -> list[Record]:
+            """Nothing once a signal comes meanwhile: the user waits, and `sync` writes the rest."""
+            return self.known if has_news and was_stopped == self.stopping() else []
+
+        if was_stopped and self.measured:
+            self.console.print("writing the report and MLflow; a second signal leaves them out")
         if self._writable and has_news:
             try:
                 # The folder may be gone, as after an unmount while the last cell was tracked.
@@ -294,9 +301,8 @@ class SweepRun:
                 update_noise_floor(self.study.folder, self.known, self._note)
                 page, findings = self.report.write()
         with self.stopping.at_once():
-            of_study = self.known if has_news else []
             self.mlflow.close(
-                self.measured, self.done.values(), of_study, self.stopping, page and page.parent
+                self.measured, self.done.values(), of_study(), self.stopping, page and page.parent
             )
         where = [*sweep_note(self.measured, now() - self.began_at)]
         if page:
@@ -315,8 +321,9 @@ class SweepRun:
             for line in slow:
                 self.console.print(line, markup=False, style="bold red")
             self.console.print(compared, markup=False)
-        shown = Study.of(self.known, scatters=self.other_studies)
-        print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
+        with self.stopping.at_once():
+            shown = Study.of(of_study(), scatters=self.other_studies)
+            print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
         status = exit_status(
             [*self.done.values(), *self.measured],
             self.stopping() or self._too_short,

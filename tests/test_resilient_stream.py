@@ -130,5 +130,5 @@ def test_ctrl_c_in_a_command_after_a_sweep_is_one_line(main, typed, tmp_path, mo
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
     package = main.__module__.partition(".")[0]
-    assert err.startswith(f"python -m {package} {typed}: interrupted")
+    assert err.startswith(f"python -m {package} {typed}: stopped; ")
     assert (out, err.count("\n")) == ("", 1)

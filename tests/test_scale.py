@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import time
 
 import pytest
 from build import ROOT, make_record, steps
+from rich.console import Console
 
 from analysis.__main__ import main
-from benchmarks.record import CellFolder, Validity, write
+from analysis.study.study import Study
+from benchmarks.record import CellFolder, Validity, read_study, write
 from conf.command_line import read
 from launch import compose, sweep
+from launch.display import screen
 from launch.display.screen import Screen
 from launch.machine.devices import torch_version
 
@@ -158,3 +162,45 @@ def test_a_real_launcher_leaves_within_seconds_of_a_signal(tmp_path, signum):
     assert (launcher.returncode, err) == (130, "") and time.monotonic() - began < 10
     assert said.count("done before") < 599 and "what was measured is kept" in said
     assert "600 of 600 runs" in said and not (tmp_path / "done" / "report").exists()
+
+
+def test_a_large_study_is_not_made_again_for_each_cell(tmp_path, monkeypatch):
+    """Looking at a study may take a twentieth of the time; until then rows say what records do."""
+    finished(tmp_path, 6)
+    requests, _ = compose.requests_of(read(command(tmp_path, 6)), os.environ)
+    cells = sweep.prepared(requests, os.environ)[0].cells
+    measured = read_study(tmp_path / "done")[0]
+    monkeypatch.setattr(screen, "SLOW_S", -1.0)
+    monkeypatch.setattr(screen, "REST", 1e9)
+    of, made = Study.of, []
+    monkeypatch.setattr(Study, "of", lambda *given, **named: made.append(1) or of(*given, **named))
+    printed = io.StringIO()
+    with screen.Screen(cells, measured, Console(file=printed, width=200)) as shown:
+        for index, record in enumerate(measured):
+            shown.settle(index, "finished", record)
+    assert len(made) == 2, "at the first cell, and at the end"
+    assert printed.getvalue().count("images/s") == len(measured)
+
+
+LIMITS_S = {"report": 15, "verify": 10, "seconds": 15, "compare": 15, "resume": 75}
+MOST_BYTES = 1 << 30
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", LIMITS_S)
+def test_ten_times_the_records_take_ten_times_the_time(tmp_path, name):
+    """CPU seconds and memory of 1,000 and of 10,000 records, with the goals of issue 35."""
+    used = []
+    for cells in (500, 5000):
+        folder = tmp_path / str(cells)
+        study = finished(folder, cells)
+        words = ["-m", "analysis", name, str(study)]
+        if name == "compare":
+            words += [f"B={shutil.copytree(study, folder / 'other')}"]
+        elif name == "resume":
+            words = ["launch.py", *command(folder, cells, "true")]
+        process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert (status, usage.ru_maxrss << 10 < MOST_BYTES) == (0, True)
+        used.append(usage.ru_utime + usage.ru_stime)
+    assert used[1] <= min(10.5 * used[0], LIMITS_S[name]), used

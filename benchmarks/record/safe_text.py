@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from typing import TextIO
 
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 LONGEST = 4000  # characters of one line that is shown
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -50,8 +51,8 @@ def forgive(stream: TextIO | None) -> None:
 def close_quietly(interrupted: bool = False) -> None:
     """Flush stdout and stderr; one that fails is pointed to nowhere: Python's exit is silent.
 
-    After an interruption further signals are ignored: one that comes while Python ends must not
-    change the exit status.
+    After an interruption the process ends here: Python would take seconds to give back thousands of
+    records, and another signal meanwhile must not change the exit status.
     """
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,3 +66,5 @@ def close_quietly(interrupted: bool = False) -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+    if interrupted:
+        os._exit(INTERRUPTED)

@@ -61,6 +61,9 @@ MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
 OTHER_LINES = 6  # of the terminal that are not rows
 FEWEST_ROWS = 3
+# A study of thousands of records is not made again for each cell: only after so many times as long
+# as it took. Until then a row has what its own record says.
+SLOW_S, REST = 0.25, 20
 
 
 class Screen:
@@ -94,6 +97,7 @@ class Screen:
         self._running: dict[int, tuple[float, str]] = {}
         self._live: Live | None = None
         self._is_last = False  # the table that stays
+        self._study_after_s = 0.0  # when the study is looked at again
         self._is_stale = False  # records have come since the numbers of all rows were computed
 
     def __enter__(self) -> "Screen":
@@ -152,8 +156,15 @@ class Screen:
         if record:
             self._study_records.append(record)
             self._is_stale = True
-        self._estimate()
-        self._compute_numbers([*self._rows(), index])
+        began_s = time.monotonic()
+        if began_s >= self._study_after_s:
+            self._estimate()
+            self._compute_numbers([*self._rows(), index])
+            took_s = time.monotonic() - began_s
+            if took_s > SLOW_S:
+                self._study_after_s = began_s + REST * took_s
+        elif record and record.state == "finished":
+            self._numbers[index] = self._numbers_of(record, {})
         self._print_settled(index)
 
     def settle_done(self, done: Mapping[int, Record]) -> None:
@@ -193,11 +204,14 @@ class Screen:
             if record is None or record.state != "finished":
                 continue
             self._values[index] = several.shown(record)
-            numbers = {}
-            for column, text in cell_numbers.cell_numbers(record, self._values[index]).items():
-                if column != COST:  # there is little room, and exposed communication says more
-                    numbers[column] = text.replace(NO_BREAK, " ")
-            self._numbers[index] = numbers
+            self._numbers[index] = self._numbers_of(record, self._values[index])
+
+    def _numbers_of(self, record: Record, of_several: Mapping[str, float]) -> dict[str, str]:
+        numbers = {}
+        for column, text in cell_numbers.cell_numbers(record, of_several).items():
+            if column != COST:  # there is little room, and exposed communication says more
+                numbers[column] = text.replace(NO_BREAK, " ")
+        return numbers
 
     def _number_columns(self) -> list[str]:
         present: set[str] = set()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -403,18 +404,23 @@ def assemble(
 
 
 def find_finished(
-    cells: Sequence[Cell], study: StudyFolder, here: RunEnvironment, note: Callable[[str], None]
+    cells: Sequence[Cell],
+    study: StudyFolder,
+    here: RunEnvironment,
+    note: Callable[[str], None],
+    by_id: Mapping[str, Record] = MappingProxyType({}),
 ) -> dict[int, Record]:
     """Return the records of cells that were finished in this environment, by their index.
 
-    `note` gets a sentence on each difference for which cells are measured again.
+    `note` gets a sentence on each difference for which cells are measured again. A record of
+    `by_id` is returned instead of a second copy.
     """
     finished: dict[int, Record] = {}
     again = Counter[str]()
     for index, cell in enumerate(cells):
         record = study.finished(cell, here)
         if record:
-            finished[index] = record
+            finished[index] = by_id.get(record.record_id, record)
             continue
         for newest in study.attempts(cell):
             changes = here.differences(newest)

@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks.agent.processes import ENDED
 from benchmarks.agent.protocol import RankEnd
 from benchmarks.record import CellFolder, Failure
+from benchmarks.record.safe_text import INTERRUPTED as INTERRUPTED
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import Job, Lost, rank_ends
@@ -30,7 +31,6 @@ REST_SECONDS = 0.5  # without another line: they have written all
 SIGNAL_SECONDS = 2.0
 # At most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory.
 AGENT_SECONDS = 3.0
-INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 STOPPED = Failure("interrupted", None, "stopped by the user")
 
 
