@@ -182,7 +182,8 @@ def test_a_large_study_is_not_made_again_for_each_cell(tmp_path, monkeypatch):
     assert printed.getvalue().count("images/s") == len(measured)
 
 
-LIMITS_S = {"report": 15, "verify": 10, "seconds": 15, "compare": 15, "resume": 75}
+# issue 35 has 15 s for a report of 2,000 configurations; here are 10,000
+LIMITS_S = {"report": 25, "verify": 10, "seconds": 15, "compare": 15, "resume": 75}
 MOST_BYTES = 1 << 30
 
 

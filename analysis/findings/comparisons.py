@@ -11,7 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -322,8 +322,9 @@ def _pairs(
         ordered = sorted(
             values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at)
         )
-        for first, second in combinations(ordered, 2):
-            if first is ordered[0] or len(ordered) <= MOST_VALUES:
+        most = len(ordered) if len(ordered) <= MOST_VALUES else 1
+        for index, first in enumerate(ordered[:most]):
+            for second in ordered[index + 1 :]:
                 yield Pair(subject, tuple(differing), first, second)
 
 

@@ -63,19 +63,26 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     equals = by_merit[max(by_merit)]
     order = {record.record_id: index for index, record in enumerate(study.records)}
 
+    longest = max(len(each.point.key) for each in equals)
+    plainer = [each.point for each in equals if len(each.point.key) < longest]
+
     def default_first(each: CurvePoint) -> tuple[bool, int, int]:
         point, has_plainer = each.point, False
-        for _, rival in equals:
+        for rival in plainer:
             if rival.gpus == point.gpus and rival.key.items() < point.key.items():
                 has_plainer = True
         changed = len(DEFAULTS.items() - point.key.items())
         return has_plainer, changed, order.get(point.record_ids[0], 0)
 
     chosen, *rivals = sorted(equals, key=default_first)
+    faster = []
+    for against in judged_of(findings, chosen.point):
+        judged = against.swapped()
+        if judged.verdict == FASTER:
+            faster.append((judged.gpus, judged.second_key))
     for rival in sorted(rivals, key=lambda each: -each.point.rate.value):
-        for judged in judged_of(findings, rival.point):
-            if judged.first_key == chosen.point.key and judged.verdict == FASTER:
-                return rival
+        if (rival.point.gpus, rival.point.key) in faster:
+            return rival
     return chosen
 
 
