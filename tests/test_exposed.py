@@ -75,7 +75,7 @@ def test_the_cost_on_one_gpu_is_subtracted(simulator):
     ("cost_ms", "exposed", "hidden", "says"),
     [
         (0.58, True, 1.0, ""),  # a little below what one GPU pays: noise
-        (0.50, False, None, "costs more on one GPU (0.6 ms) than on 2 (0.5 ms)"),
+        (0.50, False, None, "the overhead is larger on one GPU (0.6 ms) than on 2 (0.5 ms)"),
         (1.62, True, 0.0, ""),  # a little more than the exchange: noise
         (1.75, True, None, "more is exposed (1.15 ms) than the exchange alone takes (1 ms)"),
         (math.nan, None, None, ""),
@@ -99,7 +99,7 @@ def test_a_share_of_which_the_noise_says_nothing_is_not_claimed(simulator):
 def test_without_the_cost_on_one_gpu_nothing_is_claimed(simulator):
     first = pair(simulator, 0.8)
     for others, why in (
-        ([], "the strategy was not measured on one of its GPUs"),
+        ([], "the strategy was not measured on a single GPU"),
         (
             [alone(simulator, 0, None)],
             "exchanges on one device too",
