@@ -45,32 +45,6 @@ _TOKEN = re.compile(
 # `name=value`, `"name": "value"`, `name: value`
 _NAMED = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)[\"']?(?:\s?=\s?|\s*:\s+|:(?=[\"']))")
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|(?:Bearer |Basic )?[^\s,;&\"'\])}]*[^\s,;&\"'\])}:]")
-_WORD = re.compile(
-    r"(?:^|[^a-z]|(?<=[a-z])(?=[A-Z]))(?i:token|secret|pass(?:word|wd|phrase|code)|pwd|"
-    r"(?:api|app|access|secret|private|account|signing|ssh)[_-]?key|credentials?|auth(?:orization)?|cookie|bearer|"
-    r"signature|dsn|otp)\d*$"
-)
-_PLAIN = re.compile(r"(?i:true|false|null|none|auto|)|-?[\d.]{1,3}|\*+")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]{0,30}:/*)[^\s'\"]{0,300}@(?!\d+(?:\s|$))", re.IGNORECASE)
-_QUERY = re.compile(
-    r"([?&;][^=&\s]{0,40}(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]{0,40}=)[^&\s'\"]+",
-    re.IGNORECASE,
-)
-_TOKEN = re.compile(
-    r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|(?:sk|rk|pk)_(?:live|test)_\w{16,}|whsec_\w{16,}"
-    r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|nvapi-[\w-]{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
-    r"|pypi-[\w-]{30,}|npm_[A-Za-z0-9]{30,}|dapi[0-9a-f]{32}|dop_v1_\w{20,}|shpat_\w{20,}"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|dckr_pat_[\w-]{16,}|hvs\.[\w-]{16,}|\d{8,10}:AA[\w-]{30,}"
-    r"|eyJ[\w-]{8,300}\.[\w-]{8,}\.[\w-]*)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
-    re.DOTALL,
-)
-# `name=value`, `"name": "value"`, `name: value`
-_ASSIGNED = re.compile(
-    r"(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?(?:\s?=\s?|\s*:\s+|:(?=[\"'])))"
-    r"(?P<value>\"[^\"]*\"|'[^']*'|(?:Bearer |Basic )?[^\s,;&\"'\])}]*[^\s,;&\"'\])}:])"
-)
 _WORD = re.compile(r"[A-Za-z0-9+/_-]{20,}={0,2}")
 _HASH = re.compile(r"(?<![A-Za-z0-9])(?:[0-9a-f]+|[0-9A-F]+)(?![A-Za-z0-9])")
 
