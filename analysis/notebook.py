@@ -125,20 +125,15 @@ class OpenedStudy:
         of the study, and not here.
         """
         figures = {}
-        for section in self.report.sections:
-            for figure in section.figures:
-                if figure.figure is not None:
-                    figures[figure.name] = figure.figure
+        for figure in self.report.figures:
+            if figure.figure is not None:
+                figures[figure.name] = figure.figure
         return figures
 
     @property
     def captions(self) -> dict[str, str]:
         """Return what each figure shows, by its name."""
-        captions: dict[str, str] = {}
-        for section in self.report.sections:
-            for figure in section.figures:
-                captions[figure.name] = figure.caption
-        return captions
+        return {figure.name: figure.caption for figure in self.report.figures}
 
     @property
     def tables(self) -> tuple[str, ...]:
