@@ -14,13 +14,13 @@ import numpy as np
 from simulate import STRATEGY, Simulator, Truth
 
 from analysis.findings.between_studies import differences
-from analysis.findings.study_inputs import StudyInput
 from analysis.study.draws import Sample, next_run
 from analysis.study.draws import freedom as freedom_of
 from analysis.study.draws import slowest as slowest_of
 from analysis.study.measured_numbers import FASTER, SLOWER
 from analysis.study.noise_floor import Floor
 from analysis.study.study import Study
+from analysis.study.study_inputs import StudyInput
 from analysis.validity import limits
 from benchmarks.timing import statistics
 from benchmarks.training import derive, request

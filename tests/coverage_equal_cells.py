@@ -16,13 +16,13 @@ import numpy as np
 
 from analysis.findings.between_studies import cell_id, differences
 from analysis.findings.comparisons import comparisons
-from analysis.findings.study_inputs import StudyInput
 from analysis.study.intervals import LEVEL, of_median, quantile
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN
 from analysis.study.noise_floor import FEWEST
 from analysis.study.provenance import gpus_of
 from analysis.study.study import Study, open_study
+from analysis.study.study_inputs import StudyInput
 from benchmarks.record import metrics
 
 STUDIES = 40  # random cuts of each study with repeats

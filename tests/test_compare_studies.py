@@ -12,9 +12,9 @@ from slower import slower_study
 
 from analysis.__main__ import main
 from analysis.findings.between_studies import FAIL, INCONCLUSIVE, PASS, differences
-from analysis.findings.study_inputs import StudyPath, open_inputs
 from analysis.study.noise_floor import FILE, as_json
 from analysis.study.study import open_study
+from analysis.study.study_inputs import StudyPath, open_inputs
 
 DATA = Path(__file__).parent / "data"
 FIRST, AGAIN = (

@@ -12,11 +12,11 @@ from pages import widths
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
-from analysis.findings.study_inputs import StudyPath, differing, open_inputs
 from analysis.report.build import default_folder, examine_several
 from analysis.report.report_files import write
 from analysis.study.names import legend_names
 from analysis.study.study import open_study
+from analysis.study.study_inputs import StudyPath, differing, open_inputs
 
 DATA = Path(__file__).parent / "data"
 TWO, FOUR = DATA / "h200_x2" / "scaling", DATA / "h200_x4" / "waterfall"

@@ -11,10 +11,10 @@ from analysis.findings.between_studies import cell_id
 from analysis.findings.examine import findings_of
 from analysis.findings.links import host_wires
 from analysis.findings.record_values import SeveralRecords, rests_on, with_values
-from analysis.findings.study_inputs import StudyPath, open_inputs
 from analysis.report.build import examine
 from analysis.study.names import gpu_ids, gpu_list
 from analysis.study.study import open_study
+from analysis.study.study_inputs import StudyPath, open_inputs
 from analysis.topology.readers import parse_topology
 from analysis.validity.checks import judge
 from analysis.validity.effective import class_between, gloo_between_hosts

@@ -29,7 +29,13 @@ from analysis.findings.between_studies import (
     differences,
 )
 from analysis.findings.communication import EXCHANGE
-from analysis.findings.study_inputs import (
+from analysis.report.numbers import central, estimate, number
+from analysis.report.sections.studies_section import differences_table, facts_table, plain_number
+from analysis.report.sections.studies_section import unit_of as unit_of_metric
+from analysis.report.table import Column, Table
+from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
+from analysis.study.names import BETWEEN, of_unit, short_names, unit_of
+from analysis.study.study_inputs import (
     CODE,
     StudyInput,
     StudyPath,
@@ -37,12 +43,6 @@ from analysis.findings.study_inputs import (
     open_inputs,
     same_machine,
 )
-from analysis.report.numbers import central, estimate, number
-from analysis.report.sections.studies_section import differences_table, facts_table, plain_number
-from analysis.report.sections.studies_section import unit_of as unit_of_metric
-from analysis.report.table import Column, Table
-from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
-from analysis.study.names import BETWEEN, of_unit, short_names, unit_of
 from analysis.text import count, first_lines, join_words, markdown, single_line
 from analysis.verification.quick import QuickCheck
 from benchmarks.record.metrics import metric as entry_of

@@ -13,12 +13,12 @@ from rich.markup import escape
 from analysis.bundle import WrongStudy, bundle
 from analysis.console import console
 from analysis.cost import from_record
-from analysis.findings.study_inputs import StudyPath, studies_in
 from analysis.input_files import UnreadableInput
 from analysis.report.build import default_folder, examine, examine_several
 from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.report.report_files import write
 from analysis.report.sections.conditions_section import costs_table
+from analysis.study.study_inputs import StudyPath, studies_in
 from analysis.text import join_words, single_line
 from benchmarks.record import read_study
 from benchmarks.record.folder import sha256

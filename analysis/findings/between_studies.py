@@ -16,7 +16,6 @@ import numpy as np
 from analysis.findings.baselines import EFFICIENCY, Baselines, efficiency
 from analysis.findings.communication import EXCHANGE
 from analysis.findings.scaling import log_speedup
-from analysis.findings.study_inputs import StudyInput, records_facts
 from analysis.study.conditions import chosen_options, differing_names, request_of
 from analysis.study.draws import MEASURED
 from analysis.study.intervals import LEVEL, Estimate, of_median
@@ -32,6 +31,7 @@ from analysis.study.measured_numbers import (
 from analysis.study.names import BETWEEN, format_option, gpu_list
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
+from analysis.study.study_inputs import StudyInput, records_facts
 from benchmarks.record.metrics import metric as entry_of
 from benchmarks.record.metrics import place as position_of
 from conf.cell import Cell, Member

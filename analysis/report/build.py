@@ -20,7 +20,6 @@ from pathlib import Path
 
 from analysis.findings.between_studies import differences
 from analysis.findings.examine import Findings, findings_of
-from analysis.findings.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.input_files import gc_paused
 from analysis.report.answer_figure import answer_figure
 from analysis.report.figure import ON_PAGE, for_screen_and_phone, style
@@ -46,6 +45,7 @@ from analysis.report.summary import SENTENCES, sentences
 from analysis.study.provenance import hardware
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
+from analysis.study.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.text import count, join_words, sentence, single_line
 from analysis.validity.checks import changed_limits
 from analysis.verification.quick import QuickCheck

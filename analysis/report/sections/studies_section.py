@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.between_studies import CellDifference, Differences
-from analysis.findings.study_inputs import StudyInput
 from analysis.report.charts import (
     MOST_ROWS,
     PHONE_LENGTH,
@@ -23,6 +22,7 @@ from analysis.study.draws import scaled
 from analysis.study.intervals import Estimate
 from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNOWN, MeasuredNumber
 from analysis.study.names import short_names, spoken
+from analysis.study.study_inputs import StudyInput
 from analysis.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
 
