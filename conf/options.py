@@ -157,9 +157,9 @@ def unknown_option(where: str, name: str, value: Any, names: Sequence[str]) -> s
 
 def expected_name(word: str, names: Sequence[str]) -> str:
     """Return what was expected for a name that is unknown: all names if few, else the nearest."""
-    near = nearest(word, names)
     if len(names) > MOST_LISTED:
-        return f"did you mean {near}?" if near else NO_NEAR_NAME
+        return suggestion(word, names)
+    near = nearest(word, names)
     hint = f" (did you mean {near}?)" if near in names else ""
     return f"expected one of: {', '.join(names)}{hint}"
 
@@ -170,3 +170,9 @@ def nearest(word: str, names: Iterable[str], sure: float = SURELY_MEANT) -> str:
     if near and difflib.SequenceMatcher(None, near[0], word).ratio() > sure:
         near = near[:1]
     return " or ".join(filter(None, [", ".join(near[:-1]), *near[-1:]]))
+
+
+def suggestion(word: str, names: Iterable[str], sure: float = SURELY_MEANT) -> str:
+    """Return 'did you mean gpus?', of up to three near names, or where all names are shown."""
+    near = nearest(word, names, sure)
+    return f"did you mean {near}?" if near else NO_NEAR_NAME

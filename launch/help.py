@@ -16,7 +16,7 @@ from benchmarks.record.safe_text import close_quietly as close_quietly
 from benchmarks.record.safe_text import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
-from conf.options import NO_NEAR_NAME, Refused, accepted, metadata_of, nearest
+from conf.options import Refused, accepted, metadata_of
 from conf.schema import Config
 from launch.hydra_errors import KINDS
 
@@ -71,14 +71,12 @@ def answer(line: CommandLine) -> None:
 
 def _definition(name: str, options: Sequence[str]) -> str:
     """Return the definition of a metric, code, column or word. Raises Refused."""
-    from analysis.commands.definitions import definitions, explained
+    from analysis.commands.definitions import explained
 
     try:
-        return explained(name)
-    except ValueError:
-        near = nearest(name, [*GROUPS, *options, *definitions()], sure=1.0)
-        hint = f"did you mean {near}?" if near else NO_NEAR_NAME
-        raise Refused(f"-h {name}: unknown name; {hint}") from None
+        return explained(name, [*GROUPS, *options])
+    except ValueError as error:
+        raise Refused(f"-h {error}") from None
 
 
 def _sections(topic: str) -> list[str]:

@@ -129,9 +129,8 @@ def prepared(
     engine = HostsEngine(limits, surrounding)
     try:
         fleet = engine.open_on(names, first.device)
-        if (
-            limits.name != "slurm"
-        ):  # which knows its nodes, and runs several on one machine for tests
+        # Slurm knows its nodes, and two of them may be one machine, as in tests.
+        if limits.name != "slurm":
             refuse_two_names(fleet)
         notices = compare(fleet)
         planned = plan(requests, surrounding, fleet)

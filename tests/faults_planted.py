@@ -85,7 +85,7 @@ def fill_disk(pid):
         try:
             while True:
                 file.write(b"x" * 4096)
-        except OSError:
+        except OSError:  # no space is left, which is the fault
             pass
 
 
@@ -178,21 +178,7 @@ KINDS = {
     "wire cut": of_host("ip", "link", "set", "eth0", "down"),
     # A queue of one packet: nearly all are dropped.
     "packets lost": of_host(
-        *[
-            "tc",
-            "qdisc",
-            "change",
-            "dev",
-            "eth0",
-            "root",
-            "tbf",
-            "rate",
-            "8kbit",
-            "burst",
-            "1600",
-            "limit",
-            "1600",
-        ]
+        "sh", "-c", "tc qdisc change dev eth0 root tbf rate 8kbit burst 1600 limit 1600"
     ),
     "full disk": fill_disk,
     "stranger": stranger,

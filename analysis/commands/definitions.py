@@ -5,13 +5,14 @@
 
 import argparse
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from analysis.validity.checks import CHECKS, OTHER_CODES
 from benchmarks.record.metrics import METRICS, metric
 from benchmarks.record.safe_files import write_whole
-from conf.options import NO_NEAR_NAME, nearest
+from conf.options import suggestion
 
 ORDER = ("invalid", "suspect", "finding", "unchecked")
 # Words and columns that are no metric and no code.
@@ -84,15 +85,17 @@ def definitions() -> dict[str, Definition]:
     return named
 
 
-def explained(name: str) -> str:
-    """Return the definition of a name for a terminal. Raises ValueError for an unknown one."""
+def explained(name: str, topics: Sequence[str] = ()) -> str:
+    """Return the definition of a name for a terminal.
+
+    Raises ValueError for an unknown one, which may be meant for one of `topics`.
+    """
     named = definitions()
     form = name
     if name not in named:
         form = metric(name).name  # one of several names of a form: stage/copy_ms
     if form not in named:
-        near = nearest(name, named, sure=1.0)
-        hint = f"did you mean {near}?" if near else NO_NEAR_NAME
+        hint = suggestion(name, [*topics, *named], sure=1.0)
         raise ValueError(f"{name}: unknown name; {hint}")
     return named[form].text
 

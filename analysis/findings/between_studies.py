@@ -29,6 +29,7 @@ from analysis.study.measured_numbers import (
     significant,
 )
 from analysis.study.names import BETWEEN, format_option, gpu_list
+from analysis.study.noise_floor import is_suspect
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
 from analysis.study.study_inputs import StudyInput, records_facts
@@ -222,7 +223,7 @@ def _difference(
         numbers.append(_numbers(runs, baselines[id(each.study)]))
         if runs.suspect:
             doubts.append(f"suspect in {study}: {', '.join(runs.doubts)}")
-        if all(record.validity.verdict == "suspect" for record in runs.records):
+        if all(map(is_suspect, runs.records)):
             all_suspect.append(study)
         if len(inputs) > 1:
             repeated.append(study)

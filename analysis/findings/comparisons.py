@@ -87,7 +87,7 @@ class Comparison:
             first=self.second,
             second=self.first,
             difference=Estimate(*ends),
-            verdict={"faster": "slower", "slower": "faster"}.get(self.verdict, self.verdict),
+            verdict={FASTER: SLOWER, SLOWER: FASTER}.get(self.verdict, self.verdict),
             runs=self.runs[::-1],
             first_key=self.second_key,
             second_key=self.first_key,
@@ -155,8 +155,9 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     verdicts = []
     for pair, step in zip(compared, steps, strict=True):
         difference, smallest, verdict = step.estimate(), None, ""
-        why = why_no_verdict(study, pair.first) or why_no_verdict(study, pair.second)
-        if step.error is not None:
+        if step.error is None:
+            why = why_no_verdict(study, pair.first) or why_no_verdict(study, pair.second)
+        else:
             smallest = step.smallest_change(len(chances))
             verdict, why = judge(difference, next(is_seen))
             if verdict != NO_DIFFERENCE and measured_apart(pair.first, pair.second):
@@ -226,10 +227,10 @@ class RateSteps:
         return step
 
     def _within(self, turns: Sequence[str], first: Runs, second: Runs) -> MeasuredNumber:
-        cells = [first, second]
+        cells, common = [first, second], set(turns)
         if first.group == second.group and not first.suspect and not second.suspect:
             for runs in self._groups[first.rate, first.group]:
-                has_all = self._of_turns[id(runs)].keys() >= set(turns)
+                has_all = self._of_turns[id(runs)].keys() >= common
                 if has_all and not runs.suspect and runs not in cells:
                     cells.append(runs)
         rates = np.array([[self._of_turns[id(runs)][turn] for turn in turns] for runs in cells])
@@ -249,14 +250,15 @@ def measured_apart(first: Runs, second: Runs) -> bool:
 
 def why_no_verdict(study: Study, runs: Runs) -> str:
     """Return why the runs of a cell do not show how far they differ; empty where they do."""
-    name, floor = labels.label(study, runs), runs.floor(runs.rate.metric)
     if len(runs.log_rates) < FEWEST_RUNS:
         return SINGLE
+    floor = runs.floor(runs.rate.metric)
+    if floor is not None and not floor.lenders:
+        return ""
+    name = labels.label(study, runs)
     if floor is None:
         return f"too few runs of {name} show how far they differ (repeats=5 does)"
-    if floor.lenders:
-        return f"how far runs of {name} differ is lent by {floor.lent_by} (repeats=5 shows it)"
-    return ""
+    return f"how far runs of {name} differ is lent by {floor.lent_by} (repeats=5 shows it)"
 
 
 def _larger_floor(pair: Pair) -> float | None:

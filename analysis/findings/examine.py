@@ -65,11 +65,13 @@ def findings_of(study: Study) -> Findings:
         ran_twice = any(len(runs.records) > 1 for runs in study.rated)
         few = "too few repeated runs" if ran_twice else "every configuration ran once"
         unsaid[f"Run-to-run variation: {few}"] = "repeats=5"
-    classes: set[object] = set()
-    for record in study.records:
-        classes.update(mapping(record.environment.get("links")).values())
-    if not values and len(classes) > 1:
-        unsaid["Cost of slower links: no configuration ran over different links"] = "gpus=classes"
+    if not values:
+        classes: set[object] = set()
+        for record in study.records:
+            classes.update(mapping(record.environment.get("links")).values())
+        if len(classes) > 1:
+            why = "no configuration ran over different links"
+            unsaid[f"Cost of slower links: {why}"] = "gpus=classes"
     unsaid.pop("", None)
     excluded = []
     for record, why in study.left_out:

@@ -69,14 +69,14 @@ def rank_configurations(study: Study, compared: Sequence[Comparison]) -> tuple[R
     for pair in compared:
         first, second = frozenset(pair.first_key.items()), frozenset(pair.second_key.items())
         verdicts[frozenset([(pair.gpus, first), (pair.gpus, second)])] = pair.verdict
-    rankings = []
+    rankings, rates = [], RateSteps(study)
     for members in grouped(study.rated, _alike).values():
         exchanging = [runs for runs in members if runs.strategy != WITHOUT]
         if exchanging:
             members = exchanging
         if len(members) > 1:
             members.sort(key=lambda runs: -statistics.median(runs.log_rates))
-            rankings.append(Ranking(members[0].rate, _ranked(study, members, verdicts)))
+            rankings.append(Ranking(members[0].rate, _ranked(study, rates, members, verdicts)))
     rankings.sort(key=lambda ranking: -ranking.configurations[0].runs.cell.world_size)
     return tuple(rankings)
 
@@ -94,22 +94,23 @@ def _alike(runs: Runs) -> Hashable:
 
 
 def _ranked(
-    study: Study, members: Sequence[Runs], verdicts: Mapping[Hashable, str]
+    study: Study, rates: RateSteps, members: Sequence[Runs], verdicts: Mapping[Hashable, str]
 ) -> tuple[RankedConfiguration, ...]:
     """Return configurations, in order of their rates, as they stand against the fastest."""
-    rates = RateSteps(study)
     unknown = {id(runs): why_no_verdict(study, runs) for runs in members}
     told = [runs for runs in members if not unknown[id(runs)]]
-    first, is_seen = members[0], {}
+    first = told[0] if len(told) > 1 else members[0]
+    steps = {id(runs): rates.step(first, runs) for runs in members}
+    is_seen = {}
     if len(told) > 1:
-        first, *rest = told
-        chances = [rates.step(first, runs).chance * len(told) / 2 for runs in rest]
+        rest = told[1:]
+        chances = [steps[id(runs)].chance * len(told) / 2 for runs in rest]
         is_seen = dict(zip(map(id, rest), significant(chances, 1 - LEVEL), strict=True))
     ranked = []
     for runs in members:
         pair = frozenset((each.gpus, frozenset(each.key.items())) for each in (first, runs))
         standing, why = UNKNOWN, unknown[id(runs)]
-        behind = rates.step(first, runs).estimate()
+        behind = steps[id(runs)].estimate()
         if not is_seen:
             why = why or NOTHING_TO_COMPARE
         elif runs is first:
