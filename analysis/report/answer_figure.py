@@ -10,7 +10,6 @@ from analysis.findings.baselines import WITHOUT
 from analysis.findings.examine import Findings
 from analysis.report.charts import (
     MOST_ROWS,
-    PHONE_LENGTH,
     Axis,
     DotRow,
     rows_figure,
@@ -73,13 +72,14 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
     values = {runs: runs.next_run(rate.metric) or Estimate(0.0) for runs in shown}
     shown.sort(key=lambda runs: values[runs].value, reverse=not rate.is_time)
     names, palette = names_of(study, shown), colours(runs.strategy for runs in shown)
-    rows = []
+    rows, shares = [], {}
+    for _, point in points_of(findings.scaling.curves):
+        if point.efficiency is not None:
+            shares[point.record_ids] = point.efficiency.value
     for runs in shown[:MOST_ROWS]:
         words = [central(values[runs], of_metric(rate.metric))]
-        for point in points_of(findings.scaling.curves):
-            share = point.point.efficiency
-            if point.point.record_ids == runs.record_ids and share is not None:
-                words.append(f"efficiency {number(share.value, 'share')}")
+        if runs.record_ids in shares:
+            words.append(f"efficiency {number(shares[runs.record_ids], 'share')}")
         if rights.get(runs, UNKNOWN) != UNKNOWN:
             words.append(rights[runs])
         name, look = names[runs], palette[runs.strategy]
@@ -91,7 +91,7 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
         notes += " Hollow: suspect."
     notes += truncation_note(shown, MOST_ROWS, "more configuration", "points.csv")
     axis = Axis(words_of(study)(entry.unit or title), "value", of_metric(rate.metric))
-    return rows_figure("rates", f"{title}. {notes}", rows, axis, PHONE_LENGTH)
+    return rows_figure("rates", f"{title}. {notes}", rows, axis)
 
 
 def _without_exchange(study: Study, ranked: Collection[Runs]) -> list[Runs]:

@@ -131,16 +131,16 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         findings = findings_of(study)
         content = report_of(study, findings, width)
         with style(width):
-            figures = list(map(for_screen_and_phone, changes(compared)))
+            answer = next(map(for_screen_and_phone, changes(compared)), None)
     finding = (*between.finding, *content.finding)[:SENTENCES]
     rest = list(content.sections)
-    if content.answer and figures:
+    if content.answer and answer:
         rest.append(
             Section("scaling", "Configurations", figures=(replace(content.answer, on_page=()),))
         )
     sections = tuple(joined_by_anchor([between, *rest]))
-    if figures:
-        content = replace(content, answer=figures[0])
+    if answer:
+        content = replace(content, answer=answer)
     return replace(content, finding=finding, sections=sections), findings
 
 
@@ -239,7 +239,7 @@ def setting(study: Study) -> str:
 
 
 def verdict_line(study: Study) -> str:
-    """Return `✓ all 25 runs are valid`, or how many have which other verdict and the codes."""
+    """Return `✓ 25 runs are valid`, or how many have which other verdict and the codes."""
     verdicts: Counter[str] = Counter()
     codes: dict[str, None] = {}
     for record in study.records:

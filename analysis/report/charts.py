@@ -32,8 +32,7 @@ from analysis.study.intervals import Estimate
 from analysis.study.names import legend_names
 from analysis.text import count, single_line
 
-ROW_IN, ROW_LENGTH, MOST_ROWS = 0.4, 66, 20  # height, characters of a label, rows of a figure
-PHONE_LENGTH = 46  # characters of a row that is drawn again as wide as a phone
+ROW_IN, ROW_LENGTH, MOST_ROWS = 0.4, 46, 20  # height; characters, for phones too; rows
 LINE_OF_ROW = 0.34  # height of one more line of a label, in rows
 WATERFALL_LENGTH = 34  # characters of a part's name
 SOLID = "-"
@@ -284,14 +283,12 @@ def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float],
 # ---- Rows of dots --------------------------------------------------------------------------------
 
 
-def rows_figure(
-    name: str, caption: str, rows: Sequence[DotRow], x: Axis, length: int = ROW_LENGTH
-) -> Figure:
+def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Figure:
     """Return values with their intervals, a row for each with its label above; `x.shown` are lines.
 
     A label that is longer than the figure is wide takes several lines.
     """
-    room = for_width(length) - max(len(row.right) for row in rows)
+    room = for_width(ROW_LENGTH) - max(len(row.right) for row in rows)
     labels = [fill(single_line(row.label), max(16, room)) for row in rows]
     breaks = [label.count("\n") * LINE_OF_ROW for label in labels]
     figure, axes = new_axes(0.55 + ROW_IN * (len(rows) + sum(breaks)))

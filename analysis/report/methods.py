@@ -4,6 +4,7 @@ r"""The setup paragraph of a paper, made from a study's records; what they do no
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from analysis.findings.examine import Findings
 from analysis.report.latex import latex
@@ -51,15 +52,14 @@ def setup(study: Study) -> list[str]:
         machine.append(_worded(used, "links between GPUs", _links))
         software = [_worded(used, "NVIDIA driver", lambda record: _of(record, "gpu", "driver"))]
     for key, name in SOFTWARE.items():
-        versions = {_of(record, "versions", key): None for record in used}
-        software.append(f"{name} {join_words(list(versions))}" if any(versions) else "")
+        software.append(_worded(used, name, partial(_of, part="versions", name=key)))
     settings: dict[str, None] = {}
     for record in trained:
         for name, value in record.cell.nccl.items():
             settings[format_option(name, str(value))] = None
     facts = [
         _worded(trained, "Model", lambda record: record.cell.model.name),
-        _worded(trained, "batch", _batch),
+        _worded(trained, "batch", batch_of),
         _worded(trained, "precision", lambda record: record.cell.precision),
         _worded(trained, "execution", lambda record: record.cell.optimize),
         _worded(trained, "optimizer", lambda record: record.cell.optimizer.name),
@@ -70,10 +70,10 @@ def setup(study: Study) -> list[str]:
     others = [record for record in used if not record.cell.trains]
     benchmarks = _worded(others, "Benchmarks:", lambda record: named(record, "benchmark"))
     lines = []
-    for words in (machine, ["Software:", *software], [benchmarks], facts):
-        words = list(filter(None, words))
-        if words not in ([], ["Software:"]):
-            lines.append(f"{'; '.join(words)}.".replace("Software:; ", "Software: "))
+    for start, words in (("", machine), ("Software: ", software), ("", [benchmarks]), ("", facts)):
+        text = "; ".join(filter(None, words))
+        if text:
+            lines.append(f"{start}{text}.")
     return lines
 
 
@@ -129,7 +129,8 @@ def _links(record: Record) -> str:
     return "/".join(sorted(set(map(str, mapping(record.environment.get("links")).values()))))
 
 
-def _batch(record: Record) -> str:
+def batch_of(record: Record) -> str:
+    """Return the images of a step, in words."""
     if record.cell.global_batch_size is None:
         return f"{record.cell.batch_size:,} images per GPU and step"
     return f"{record.cell.global_batch_size:,} images per step on all GPUs together"

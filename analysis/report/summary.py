@@ -24,6 +24,7 @@ from analysis.report.main_point import (
     points_of,
     ranking_of,
 )
+from analysis.report.methods import batch_of
 from analysis.report.numbers import THIN, central, estimate, interval, number, texts
 from analysis.report.section import RATE, Section, median_and_interval, next_command, words_of
 from analysis.report.sections.benchmarks_section import largest_cells
@@ -165,7 +166,11 @@ def measured(study: Study) -> str:
         if not is_done:
             verb += " to be"
         subject = f"{models} {verb} trained {' and '.join(ways)}"
-        return f"{subject} on {_devices(study, records)}{_batch(records)}."
+        subject += f" on {_devices(study, records)}"
+        batches = set(map(batch_of, records))
+        if len(batches) == 1:
+            subject += f", with {batches.pop()}"
+        return f"{subject}."
     number_of = len(_names(records, "benchmark"))
     subject = _several(records, "benchmark")
     if number_of == 1:
@@ -218,19 +223,6 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
         machines.append(machine)
     where = join_words(list(dict.fromkeys(machines)), MOST_NAMES)
     return f"{join_words(list(map(str, sorted(sizes))))} {units} {preposition} {where}"
-
-
-def _batch(records: Sequence[Record]) -> str:
-    """Return the images of a step, where they are the same in every cell."""
-    per_step, per_rank = set(), set()
-    for record in records:
-        per_step.add(record.cell.global_batch_size)
-        per_rank.add(record.cell.batch_size)
-    if per_step == {None} and len(per_rank) == 1:
-        return f", with {per_rank.pop():,} images per GPU and step"
-    if None not in per_step and len(per_step) == 1:
-        return f", with {per_step.pop():,} images per step on all GPUs together"
-    return ""
 
 
 # ---- The answer of a study that trains ----------------------------------------------------------

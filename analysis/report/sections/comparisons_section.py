@@ -83,8 +83,8 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         Column("model", "model", shown=False),
         Column("strategy", "strategy", shown=False),
         Column("gpus", "GPUs"),
-        replace(Column("runs", "runs", kind="count"), shown=False),
-        replace(metric_column("images_per_second", RATE, bounded=True), shown=study.timed == ()),
+        Column("runs", "runs", kind="count", shown=False),
+        replace(metric_column("images_per_second", RATE, bounded=True), shown=not study.timed),
         Column("gb_per_second_per_gpu", "GB/s per GPU", kind="number", shown=not is_on_links),
         metric_column("of_reference", EXCHANGE_SHARE),
         Column("reference", "reference"),
@@ -226,7 +226,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         Column("verdict", "verdict", lambda pair: verdict_word(pair.verdict)),
         Column("why", "note", "why"),
     )
-    matrices, ordered, listed = list[Table](), list[Comparison](), list[int]()
+    matrices, ordered, listed = list[Table](), list[Comparison](), set[int]()
     for group in _groups(findings):
         ordered += group
         if not any(pair.verdict for pair in group):
@@ -234,7 +234,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         if len(group) > 2 and len(matrices) < MOST_MATRICES:
             matrices.append(_matrix(group, f"matrix-{len(matrices) + 1}"))
         else:
-            listed += [id(pair) for pair in group if pair.first_key == group[0].first_key]
+            listed |= {id(pair) for pair in group if pair.first_key == group[0].first_key}
     caption = (
         "Each configuration against its baseline, with the 95 % interval of the difference. "
         "Detectable: the smallest difference that these runs can show (80 % power)."

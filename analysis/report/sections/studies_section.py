@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from analysis.findings.between_studies import CellDifference, Differences
 from analysis.report.charts import (
     MOST_ROWS,
-    PHONE_LENGTH,
     Axis,
     DotRow,
     rows_figure,
@@ -104,7 +103,7 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
                 caption += " Hollow: suspect."
             caption += truncation_note(cells, MOST_ROWS, "more configuration", f"cells-{panel}.csv")
             axis = Axis("change of the rate", "change", "change", shown=(0.0,))
-            yield rows_figure(f"changes-{panel}", caption, rows, axis, PHONE_LENGTH)
+            yield rows_figure(f"changes-{panel}", caption, rows, axis)
 
 
 def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
