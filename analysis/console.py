@@ -39,3 +39,9 @@ def console() -> SafeConsole:
     """Return the console of a command: the terminal, or plain text in a pipe."""
     forgive(sys.stdout)
     return SafeConsole(width=None if sys.stdout.isatty() else _WIDE)
+
+
+def print_text(text: str) -> None:
+    """Print sentences: a terminal breaks them between words, a pipe not at all."""
+    out = console()
+    out.print(text, soft_wrap=not out.is_terminal)

@@ -18,29 +18,28 @@ from rich.markup import escape
 from analysis.commands.predict_cells import (
     UNTOUCHED,
     add_choices,
+    devices_of,
     print_command,
     print_notes,
     print_table,
-    print_text,
     read_nccl,
     read_subsets,
     refuse_absent,
     shown,
     typed_choices,
 )
+from analysis.console import print_text
 from analysis.findings.comparisons import comparisons
 from analysis.findings.ranking import FASTEST, TIED, RankedConfiguration, rank_configurations
 from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
     calibrate,
-    matching_cells,
 )
 from analysis.prediction.candidates import (
     Candidate,
     ForecastRequest,
     candidates,
-    machine_gpus,
     machine_line,
     studied_settings,
     topology_of,
@@ -63,7 +62,6 @@ from analysis.study.names import of_unit
 from analysis.study.study import open_study
 from analysis.text import count, join_words, sentence
 
-SAME_KIND = ("workload", "options", "wire", "gpus", "hosts", "machine", "shares_gpu")
 MOST_RANKED = 10
 NO_VARIATION = "the run-to-run variation is not known (repeats=5 measures it)"
 CAPTION = (
@@ -133,9 +131,7 @@ def rank(
     for candidate in several:
         query = candidate.query
         measured = []
-        for cell in matching_cells(calibration.with_step, query, *SAME_KIND):
-            if cell.query.batch_size != query.batch_size:
-                break
+        for cell in calibration.with_step.get(query.kind, {}).get(query.batch_size, ()):
             if set(cell.query.members) == set(query.members) and cell.rate is not None:
                 measured.append(cell)
         if measured:
@@ -210,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
     study = open_study(Path(arguments.study))
     calibration = calibrate(study)
     subsets = read_subsets(arguments.gpus, None)
-    gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration)
+    gpus = refuse_absent(arguments.gpus, subsets, study, calibration)
     if len({subset.gpus for subset in subsets}) > 1:
         raise ValueError(
             f"--gpus {arguments.gpus!r}: expected subsets of one size, so that their rates can "
@@ -222,7 +218,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = ForecastRequest(
         subsets=subsets,
         settings=choices,
-        gpus_of_host=gpus_of_host,
+        gpus_of_host=len(gpus),
         topology=topology_of(study, calibration.machine),
         every_option=True,
         **typed_choices(arguments),
@@ -259,7 +255,6 @@ def run(arguments: argparse.Namespace) -> int:
         _print_advice(ranked, omitted)
         first = best(ranked)
         if first.standing != FASTEST:
-            gpus = machine_gpus(study, calibration.machine)
             more = ["repeats=5"] if first.runs else []
             print_command(first.candidate, gpus, Path(arguments.study), *more)
     for model, why in refused.items():
@@ -363,8 +358,7 @@ def _names(ranked: Sequence[RankedCell]) -> dict[RankedCell, str]:
                 words.append(f"{option}={value}")
         for name, value in cell.candidate.nccl:
             words.append(f"{name.removeprefix('NCCL_')}={value}")
-        words.append(f"on {query.unit}{'s' * (len(query.members) > 1)}")
-        words.append(",".join(map(str, query.members)))
+        words.append(f"on {devices_of(query)}")
         if exchange_of(query).gpu_servers and not query.shares_gpu:
             words.append(f"+ {count(query.servers, 'server')}")
         if len(sizes) > 1:

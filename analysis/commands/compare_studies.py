@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from rich.markup import escape
 
-from analysis.console import console
+from analysis.console import console, print_text
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.between_studies import (
     FAIL,
@@ -204,12 +204,11 @@ def _print(
                 blocks.append(markdown(part, 600))
         print("\n\n".join(blocks).translate(EMOJI))
         return
-    in_pipe = not out.is_terminal  # whose lines have no width
     style = STYLES[mark] or "bold green"
-    out.print(f"[{style}]{outcome}[/] {escape(str(headline))}", soft_wrap=in_pipe)
+    print_text(f"[{style}]{outcome}[/] {escape(str(headline))}")
     for part in parts:
         if not isinstance(part, Table):
-            out.print(escape(part), soft_wrap=in_pipe)
+            print_text(escape(part))
             continue
         table = part.to_rich(MOST_ROWS)
         for values, row in zip(part.rows, table.rows, strict=False):
@@ -280,7 +279,7 @@ def _environment(
 
 def _table(cells: Sequence[CellDifference], limit: float, is_wide: bool) -> Table:
     """Return both rates of some cells, with a mark for the outcome of each."""
-    table = differences_table(Differences(tuple(cells), {}, {}), "cells", "B against A")
+    table = differences_table(cells, "cells", "B against A")
     columns = [Column("outcome", "")]
     for column in table.columns:
         if not is_wide:

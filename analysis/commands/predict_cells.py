@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from analysis.console import console
+from analysis.console import console, print_text
 from analysis.prediction.calibration_data import CalibrationData, calibrate
 from analysis.prediction.candidates import (
     Candidate,
@@ -220,8 +220,8 @@ def read_nccl(text: str | None) -> dict[str, str]:
 
 def refuse_absent(
     text: str, subsets: Sequence[Subset], study: Study, calibration: CalibrationData, hint: str = ""
-) -> int:
-    """Return how many GPUs the machine has that is asked about. Raises ValueError for others."""
+) -> tuple[int, ...]:
+    """Return the GPUs of the machine that is asked about. Raises ValueError for others."""
     machine, unit = calibration.machine, calibration.unit
     gpus = machine_gpus(study, machine)
     where = "the machine of the study"
@@ -234,7 +234,7 @@ def refuse_absent(
                     f"--gpus {text!r}: {where} has no {unit} {gpu}; expected "
                     f"{', '.join(map(str, gpus))}{of_unit(hint, unit)}"
                 )
-    return len(gpus)
+    return gpus
 
 
 def typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _print_forecasts(
         subsets = read_subsets(arguments.gpus, arguments.per_node)
         if arguments.per_node is None:
             hint = f"; {NUMBERS}"
-            gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration, hint)
+            gpus_of_host = len(refuse_absent(arguments.gpus, subsets, study, calibration, hint))
     request = ForecastRequest(
         subsets=subsets,
         settings=[read_nccl(arguments.nccl)],
@@ -278,6 +278,7 @@ def _print_forecasts(
     for of_workload in candidates(calibration, request).values():
         several += of_workload
     held = held_out_cells(calibration, [candidate.query for candidate in several])
+    scores = {way: scores_of(results) for way, results in held.items()}
     if arguments.net is not None:
         links = replace(calibration.links, network=read_network(arguments.net))
         calibration = replace(calibration, links=links)
@@ -285,16 +286,16 @@ def _print_forecasts(
     refused: dict[Candidate, str] = {}
     for candidate in several:
         query = candidate.query
-        scores = scores_of(held[way_of(calibration, query)])
+        of_query = scores[way_of(calibration, query)]
         try:
-            predictions[candidate] = shown(forecast(calibration, query, scores), query)
+            predictions[candidate] = shown(forecast(calibration, query, of_query), query)
         except ValueError as error:
             refused[candidate] = str(error)
     if not predictions:
-        raise ValueError(f"no forecast of {_where(several[0].query)}: {refused[several[0]]}")
+        raise ValueError(f"no forecast of {devices_of(several[0].query)}: {refused[several[0]]}")
     if arguments.json:
         answers = [_forecast_json(each, predictions.get(each), refused) for each in several]
-        of_first = len(scores_of(held[way_of(calibration, several[0].query)]))
+        of_first = len(scores[way_of(calibration, several[0].query)])
         calibrated = {"cells": len(calibration.cells), "held_out": of_first}
         facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
         print(json.dumps({**facts, "forecasts": answers}))
@@ -322,7 +323,7 @@ def _print_answer(
         query = candidate.query
         subject = f"{query.workload} · {query.strategy} · batch {query.batch_size}"
         by_subject[subject].append(forecast_sentence(query, prediction))
-        row = {"cell": f"{subject} · {_where(query)}", "efficiency": efficiency_of(prediction)}
+        row = {"cell": f"{subject} · {devices_of(query)}", "efficiency": efficiency_of(prediction)}
         row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
         rows.append(asdict(prediction) | row)
         notes += reversed(prediction.why)
@@ -389,7 +390,7 @@ def forecast_sentence(query: CellQuery, prediction: Forecast) -> str:
         words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
     if prediction.basis == ASSUMED_NETWORK:
         words += " The network was never measured."
-    return f"{_where(query)}: {words}"
+    return f"{devices_of(query)}: {words}"
 
 
 def rounded(value: float, error: float) -> str:
@@ -432,7 +433,7 @@ def print_command(candidate: Candidate, gpus: Sequence[int], study: Path, *more:
     console().print("  " + " ".join([*words, *more]), soft_wrap=True, markup=False)
 
 
-def _where(query: CellQuery) -> str:
+def devices_of(query: CellQuery) -> str:
     """Return the GPUs of a query: `GPUs 0,1`, or how many on how many hosts."""
     if query.members:
         return f"{query.unit}{'s' * (query.ranks > 1)} {','.join(map(str, query.members))}"
@@ -542,9 +543,3 @@ def print_notes(notes: Iterable[str], most: int) -> None:
         print_text(f"[bold]·[/bold] {escape(sentence(note))}")
     if len(several) > most:
         print_text(f"… {count(len(several) - most, 'more note')} (--details, --json)")
-
-
-def print_text(text: str) -> None:
-    """Print sentences: a terminal breaks them between words, a pipe not at all."""
-    out = console()
-    out.print(text, soft_wrap=not out.is_terminal)

@@ -44,7 +44,7 @@ def studies(
     for index, (name, differences) in enumerate(compared.items(), 1):
         name = names[name]
         caption = f"The same configurations, {name} against {first}"
-        tables.append(differences_table(differences, f"cells-{index}", caption))
+        tables.append(differences_table(differences.cells, f"cells-{index}", caption))
         if not differences.cells:
             lines.append(f"{name} and {first} have no configuration in common.")
             finding.append(lines[-1])
@@ -115,9 +115,9 @@ def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) ->
     return Table("differs", "What differs", tuple(columns), rows)
 
 
-def differences_table(differences: Differences, name: str, caption: str) -> Table:
+def differences_table(cells: Sequence[CellDifference], name: str, caption: str) -> Table:
     """Return both rates of every cell that two studies have, their difference and the verdict."""
-    cells, unit = differences.cells, ""
+    unit = ""
     units = {unit_of(cell.metric) for cell in cells if cell.metric}
     if len(units) == 1:
         unit = units.pop()
