@@ -125,7 +125,7 @@ class Engine:
     name: str = option(
         "local",
         "what starts an agent on each host; local: this machine only",
-        words=("local", "ssh", "slurm", "command"),
+        words=("local", "ssh", "slurm", "command", "env"),
     )
     prefix: list[str] = option(
         [], "of engine=command: the words before the agent's command; {host} is the host's name"
@@ -142,6 +142,11 @@ class Engine:
     )
     ssh_config: str | None = option(
         None, "of engine=ssh: a configuration file in place of ~/.ssh/config, as ssh -F"
+    )
+    token_file: str | None = option(
+        None,
+        "of engine=env: a file with a secret that all nodes of the job have; null: the variable "
+        "RINGSIDE_JOB_TOKEN",
     )
     python: str | None = option(None, "the Python of the other hosts; null: the path of this one")
     folder: str | None = option(

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import gc
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from launch.display.closing_summary import (
     sweep_note,
 )
 from launch.display.screen import SKIPPED, ResilientStream, Screen
+from launch.engines import inside_job
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
@@ -79,7 +81,18 @@ def run(
     Raises:
         Refused: the request is wrong; nothing was started.
     """
-    refuse_nested(os.environ)
+    first = requests[0].config
+    job = None
+    if first.engine.name == "env":
+        job = inside_job.place(os.environ, first.engine)
+        if job.local_rank or (first.dry_run and not job.is_first):
+            return 0  # one process a node measures
+        if not first.dry_run:
+            refuse_wrong_options(requests)  # before any node is waited for
+        if not job.is_first:
+            inside_job.become_agent(job, first.engine)
+    else:
+        refuse_nested(os.environ)
     # Or Python would search all that was imported for garbage as it ends: a second.
     atexit.register(gc.freeze)
     console = SafeConsole(cast(TextIO, ResilientStream(sys.stdout)))
@@ -94,8 +107,14 @@ def run(
         console.print(submit(configs, typed, os.environ), markup=False, soft_wrap=True)
         return 0
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
+    joined: dict[str, socket.socket] = {}
+    if job:
+        names = [f"node{index}" for index in range(job.nodes)]
+        if not first.dry_run:
+            names, joined = inside_job.gather(job, first.engine, console)
+        surrounding[inside_job.NODES] = " ".join(names)
     with _refused("the request could not be planned"):
-        planned, engine, here = prepared(requests, surrounding)
+        planned, engine, here = prepared(requests, surrounding, joined)
     if preset:
         planned.notices.append(cpu_preset_note(preset, planned.config.study))
     if planned.config.dry_run:
@@ -110,10 +129,12 @@ def run(
 
 
 def prepared(
-    requests: Sequence[Request], surrounding: Mapping[str, str]
+    requests: Sequence[Request],
+    surrounding: Mapping[str, str],
+    joined: Mapping[str, socket.socket],
 ) -> tuple[Plan, CellEngine, RunEnvironment]:
     """Return the plan of a sweep, the engine that runs it, and what is around its cells. A dry run
-    starts nothing.
+    starts nothing. `joined` are connections to the other nodes of this job.
 
     Raises:
         Refused: the request is wrong, or a host cannot do its part. No process of ours is left.
@@ -126,7 +147,7 @@ def prepared(
         return planned, local, RunEnvironment(planned.machine, surrounding)
     refuse_wrong_options(requests)  # before any host is asked
     names = wanted_hosts([request.config for request in requests], surrounding)
-    engine = HostsEngine(limits, surrounding)
+    engine = HostsEngine(limits, surrounding, joined)
     try:
         fleet = engine.open_on(names, first.device)
         # Slurm knows its nodes, and two of them may be one machine, as in tests.

@@ -30,7 +30,7 @@ from benchmarks.record.encoding import encoded
 from conf.host import NO_TOKEN, TOKEN
 from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
-from launch.engines.agent_channel import AgentGone, Channel, RemoteHost
+from launch.engines.agent_channel import AgentGone, CommandChannel, RemoteHost
 from launch.engines.engine import rank_ends
 from launch.engines.hosts import CellOnHost, HostsEngine, HostsJob
 from launch.engines.local import LocalEngine, ServedJob
@@ -67,7 +67,7 @@ def started(folder):
 
 def test_an_agent_that_is_gone_leaves_no_descriptor():
     before = psutil.Process().num_fds()
-    gone = Channel(["sh", "-c", "echo no such agent >&2; exit 3"], AROUND)
+    gone = CommandChannel(["sh", "-c", "echo no such agent >&2; exit 3"], AROUND)
     assert gone.why_gone() == "it ended with status 3: no such agent"
     gone.close()
     assert gone.why_gone() == "it ended with status 3: no such agent"
@@ -114,7 +114,7 @@ def test_the_end_of_its_input_ends_an_agent_and_its_cell(engine, tmp_path):
 
 
 def answers(program):
-    return Channel([sys.executable, "-c", program], os.environ)
+    return CommandChannel([sys.executable, "-c", program], os.environ)
 
 
 DENIED = "import sys; print('Permission denied (publickey).', file=sys.stderr); sys.exit(255)"
@@ -193,7 +193,7 @@ time.sleep(60)
 def test_what_the_kernel_shows_of_a_process_is_changed_in_its_fork_alone():
     token = uuid.uuid4().hex
     command = [sys.executable, "-c", FORKS, TOKEN, token]
-    channel = Channel(command, {**os.environ, TOKEN: NO_TOKEN})
+    channel = CommandChannel(command, {**os.environ, TOKEN: NO_TOKEN})
     until(lambda: len(processes.of(token)) == 2, 20)
     assert channel.pid in [one.pid for one in processes.of(NO_TOKEN)]
     assert processes.end(token, 0.0) == []
@@ -379,7 +379,7 @@ def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeyp
     def full(*arguments):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("launch.engines.local.Channel", full)
+    monkeypatch.setattr("launch.engines.local.CommandChannel", full)
     local = LocalEngine(HERE, AROUND, "auto", 1.0)
     local.open(make_cell())  # an error here ended the sweep
     with pytest.raises(OSError, match="Too many open files"):

@@ -4,13 +4,15 @@ import contextlib
 import os
 import queue
 import shlex
+import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from io import RawIOBase
+from typing import Any, cast
 
 from analysis.text import redact
 from benchmarks.agent import processes
@@ -33,6 +35,7 @@ MOST_QUOTED = 100  # characters of a line that is no message
 MOST_ANSWERS = 64  # that nobody took
 LONGEST_BEFORE_READY = 1 << 20  # bytes of a line
 CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
+POLL_S = 0.01  # between two looks whether a connection is closed
 ANSWER_S = 60.0  # for an answer that takes no work
 DESCRIBED_S = 180.0
 # Statuses of a shell or a Python that cannot run the agent. That of ssh, if it does not come that
@@ -62,26 +65,14 @@ class AgentGone(OSError):
 
 
 class Channel:
-    """Starts the agent of a host and speaks to it. A thread takes what it says.
+    """Speaks to the agent of a host. A thread takes what it says.
 
     A cell's message goes to the function that `listen` named; others wait for `answer`.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the command. Raises OSError."""
-        self._stderr = os.memfd_create("ringside-agent")  # no file that anybody has to remove
-        # Why the agent is gone may be asked for after `close`.
-        weakref.finalize(self, os.close, self._stderr)
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            bufsize=0,
-            start_new_session=True,
-        )
+    def __init__(self, output: RawIOBase, source: int) -> None:
+        """Write to `output`, and read from the descriptor `source`."""
+        self._output, self._source = output, source
         # When it last said something, or until when it said that it is busy.
         self.heard = time.monotonic()
         self._take: Callable[[Event, Message], None] = lambda say, message: None
@@ -90,27 +81,21 @@ class Channel:
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="agent", daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        """Return the id of the command's process."""
-        return self._process.pid
-
     def listen(self, take: Callable[[Event, Message], None]) -> None:
         """Have `take` called for each message that belongs to a cell, on the thread that reads."""
         self._take = take
 
     def ended(self) -> int | None:
-        """Return the exit status of the command; None while it runs."""
-        return self._process.poll()
+        """Return the exit status of the agent, 0 where it is not known; None while it runs."""
+        raise NotImplementedError
 
     def send(self, what: Command, **content: Any) -> None:
         """Ask the agent something. Raises AgentGone."""
         try:
             data = memoryview(encoded({"do": what.value, **content}))
             with self._sending:
-                assert self._process.stdin is not None
                 while data:
-                    data = data[self._process.stdin.write(data) or 0 :]
+                    data = data[self._output.write(data) or 0 :]
         except (OSError, ValueError) as error:
             raise AgentGone(self.why_gone()) from error
 
@@ -130,38 +115,14 @@ class Channel:
 
     def close(self) -> None:
         """End the agent: it ends every process of its own. By force after LEAVE_S."""
-        if self._process.stdin:
-            with self._sending:
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        raise NotImplementedError
 
     def why_gone(self) -> str:
         """Return why nothing comes any more, as 'it ended with status 255: …'."""
-        if self.wrong:
-            return self.wrong
-        try:
-            status = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its output"
-        sentence = f"it ended with status {status}"
-        if status < 0:
-            sentence = f"it was ended by {processes.signal_name(status)}"
-        size = os.fstat(self._stderr).st_size
-        printed = os.pread(self._stderr, STDERR_BYTES, max(0, size - STDERR_BYTES))
-        lines = printed.decode(errors="replace").strip().splitlines()
-        # srun says what it does about an error after it.
-        errors = [line for line in lines if "error: " in line] or lines[-1:]
-        if errors:
-            sentence += f": {redact(errors[0])}"
-        return sentence
+        return self.wrong or "it closed its output"
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        reader = Reader(self._process.stdout.fileno(), LONGEST_BEFORE_READY)
+        reader = Reader(self._source, LONGEST_BEFORE_READY)
         line = b""
         try:
             while True:
@@ -191,6 +152,94 @@ class Channel:
                     "prints it out of the shell's start files (~/.bashrc, ~/.profile, /etc/motd)"
                 )
         self._answers.put(None)
+
+
+class CommandChannel(Channel):
+    """Starts the agent of a host by a command, and holds its input and output."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the command. Raises OSError."""
+        self._stderr = os.memfd_create("ringside-agent")  # no file that anybody has to remove
+        # Why the agent is gone may be asked for after `close`.
+        weakref.finalize(self, os.close, self._stderr)
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        super().__init__(cast(RawIOBase, self._process.stdin), self._process.stdout.fileno())
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the command's process."""
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """Return the exit status of the command; None while it runs."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """End the agent: it ends every process of its own. By force after LEAVE_S."""
+        with self._sending:
+            self._output.close()
+        try:
+            self._process.wait(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def why_gone(self) -> str:
+        """Return why nothing comes any more, as 'it ended with status 255: …'."""
+        if self.wrong:
+            return self.wrong
+        try:
+            status = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return super().why_gone()
+        sentence = f"it ended with status {status}"
+        if status < 0:
+            sentence = f"it was ended by {processes.signal_name(status)}"
+        size = os.fstat(self._stderr).st_size
+        printed = os.pread(self._stderr, STDERR_BYTES, max(0, size - STDERR_BYTES))
+        lines = printed.decode(errors="replace").strip().splitlines()
+        # srun says what it does about an error after it.
+        errors = [line for line in lines if "error: " in line] or lines[-1:]
+        if errors:
+            sentence += f": {redact(errors[0])}"
+        return sentence
+
+
+class SocketChannel(Channel):
+    """Speaks to an agent that came by a connection, which ends with it (engine=env)."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._closed = False
+        super().__init__(connection.makefile("wb", buffering=0), connection.fileno())
+
+    def ended(self) -> int | None:
+        """Return 0 once the agent has closed the connection; None before."""
+        try:
+            return None if self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else 0
+        except BlockingIOError:
+            return None
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        """End the agent, which ends every process of its own. Without it after LEAVE_S."""
+        deadline = time.monotonic() + LEAVE_S
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        while self.ended() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self._connection.close()
 
 
 class RemoteHost:
@@ -287,6 +336,8 @@ def agent_command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> 
             # Without it a step may have one core (Slurm 22.05), or as many as one task (24.11).
             command.append(f"--cpus-per-task={cores}")
         return [*command, f"--nodelist={host}", f"--chdir={folder}", python, *AGENT]
+    if engine.name == "env":  # the agent of this node; the others come by themselves
+        return [python, *AGENT]
     prefix = [word.replace(HOST, host) for word in engine.prefix]
     # Not every such program keeps the working folder.
     return [*prefix, "env", f"--chdir={folder}", python, *AGENT]

@@ -1,6 +1,7 @@
 """The engine of several hosts: an agent on each. They write there; their files come here."""
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from conf import schema
 from conf.cell import Cell
 from launch.engines.agent_channel import (
     AgentGone,
-    Channel,
+    CommandChannel,
     RemoteHost,
+    SocketChannel,
     agent_command,
     first_lost,
     refusing_gone_agents,
@@ -43,8 +45,15 @@ OF_EACH_HOST = {
 class HostsEngine:
     """Has ranks forked by agents on other hosts."""
 
-    def __init__(self, limits: schema.Engine, surrounding: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        limits: schema.Engine,
+        surrounding: Mapping[str, str],
+        joined: Mapping[str, socket.socket] | None = None,
+    ) -> None:
+        """`joined` are the connections of agents that came by themselves (engine=env)."""
         self._limits, self._surrounding = limits, surrounding
+        self._joined = dict(joined or {})
         self._hosts: dict[str, RemoteHost] = {}
         self._fleet = Fleet(())
         self._rendezvous: dict[tuple[str, ...], HostRendezvous] = {}
@@ -60,8 +69,7 @@ class HostsEngine:
         try:
             for name in names:
                 with refusing_gone_agents(name):
-                    command = agent_command(self._limits, name, self._surrounding)
-                    self._hosts[name] = RemoteHost(name, Channel(command, self._surrounding))
+                    self._hosts[name] = RemoteHost(name, self._channel(name))
             ready_s = self._limits.start_timeout_s
             with ThreadPoolExecutor(len(names)) as pool:
                 jobs = {}
@@ -78,6 +86,12 @@ class HostsEngine:
         self._fleet = Fleet(tuple(described))
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         return self._fleet
+
+    def _channel(self, name: str) -> CommandChannel | SocketChannel:
+        if name in self._joined:
+            return SocketChannel(self._joined.pop(name))
+        command = agent_command(self._limits, name, self._surrounding)
+        return CommandChannel(command, self._surrounding)
 
     def open(self, first: Cell) -> None:
         """Do nothing: the agents run since the plan was made."""
@@ -188,6 +202,8 @@ class HostsEngine:
             threads[-1].start()
         for thread in threads:
             thread.join()
+        for connection in self._joined.values():  # of nodes without a cell
+            connection.close()
         self._hosts = {}
 
     def _beat(self) -> None:

@@ -16,7 +16,7 @@ from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from conf.host import NO_TOKEN, TOKEN
-from launch.engines.agent_channel import AGENT, AgentGone, Channel
+from launch.engines.agent_channel import AGENT, AgentGone, CommandChannel
 from launch.engines.environment import (
     FOREIGN,
     ROOT,
@@ -45,20 +45,20 @@ class LocalEngine:
         self._machine, self._surrounding = machine, surrounding
         self._start_method = start_method
         self._profiler_grace_s = profiler_grace_s
-        self._agent: Channel | None = None
+        self._agent: CommandChannel | None = None
 
     def open(self, first: Cell) -> None:
         """Start the agent, which imports meanwhile what a cell needs."""
         with contextlib.suppress(OSError):
             self._begin(first)
 
-    def _begin(self, first: Cell) -> Channel:
+    def _begin(self, first: Cell) -> CommandChannel:
         """Return the agent; start it where none lives. Raises OSError."""
         if self._agent is None or self._agent.ended() is not None:
             variables = common_variables(self._machine) | {TOKEN: NO_TOKEN}
             environment = merged(Variables(variables, {}, FOREIGN), self._surrounding)
             command = [sys.executable, *AGENT]
-            self._agent = Channel(command, processes.started_by_me(environment))
+            self._agent = CommandChannel(command, processes.started_by_me(environment))
             with contextlib.suppress(AgentGone):  # it is told where a cell is started
                 self._agent.send(Command.PREPARE, asked=first.to_dict())
         return self._agent
@@ -143,7 +143,7 @@ class _LocalJob:
 class ServedJob(_LocalJob):
     """A job whose processes the agent of this machine has forked."""
 
-    agent: Channel  # set before it is asked to start them
+    agent: CommandChannel  # set before it is asked to start them
 
     def __init__(self, token: str) -> None:
         super().__init__(token)

@@ -18,7 +18,7 @@ from conf.options import Refused
 from conf.resolve import named_hosts
 from conf.schema import Config
 from conf.subsets import GPU_WORD, GPUS, PLAIN_WORDS, expand, host_sets, is_name, listed_hosts
-from launch.engines import slurm
+from launch.engines import inside_job, slurm
 from launch.engines.slurm import hosts_of_job
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet
@@ -163,6 +163,8 @@ def _listed(config: Config, surroundings: Mapping[str, str]) -> tuple[str, ...] 
     """Return the hosts of the file or of the allocation; None where nodes= names them."""
     if config.hosts is not None:
         return tuple(host.name for host in listed_hosts(config.hosts))
+    if config.engine.name == "env":
+        return tuple(surroundings[inside_job.NODES].split())
     if config.engine.name != "slurm" or (config.dry_run and slurm.NODES not in surroundings):
         return None
     return slurm.host_names(surroundings)
@@ -190,7 +192,7 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     for name in server_hosts:
         if name in names or _listed(first, surroundings) is None:
             continue
-        where = "this job of Slurm"
+        where = "this job"
         if first.hosts:
             where = f"hosts={first.hosts}"
         raise Refused(

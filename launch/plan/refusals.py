@@ -44,8 +44,8 @@ from launch.tracking.store import (
     store_uri,
 )
 
-REMOTE = ("ssh", "slurm", "command")
-REMOTE_ENGINES = "engine=ssh, engine=slurm or engine=command"
+REMOTE = ("ssh", "slurm", "command", "env")
+REMOTE_ENGINES = "engine=ssh, engine=slurm, engine=command or engine=env"
 INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}", re.ASCII)  # Linux has at most 15 bytes
 HOST = "{host}"
 # The engines that read an option; every engine reads the others.
@@ -62,7 +62,9 @@ READ_BY = {
     "prefix": ("command",),
     "ssh_config": ("ssh",),
     **dict.fromkeys(OF_SLURM, ("slurm",)),
-    **dict.fromkeys(("interface", "trusted_network", "python", "folder"), REMOTE),
+    "token_file": ("env",),
+    **dict.fromkeys(("interface", "trusted_network"), REMOTE),
+    **dict.fromkeys(("python", "folder"), REMOTE[:-1]),
 }
 # Options that all cells of a sweep share.
 SHARED = (
@@ -125,8 +127,8 @@ REQUEST_REFUSALS = (
     ),
     Refusal(
         "hosts",
-        lambda config: config.hosts is not None and config.engine.name == "slurm",
-        "works only with engine=ssh and engine=command; the hosts of Slurm are its allocation",
+        lambda config: config.hosts is not None and config.engine.name in ("slurm", "env"),
+        "works only with engine=ssh and engine=command; the hosts of a job are its nodes",
     ),
     Refusal(
         "strategy.server_nodes",
@@ -206,7 +208,8 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
         values = [f"{name}={environment[name]}" for name in names if name in environment]
         raise Refused(
             f"{', '.join(values)}: launch.py was started by {program}, and starts the processes on "
-            f"the GPUs itself; write python launch.py gpus=… {instead}"
+            f"the GPUs itself; write python launch.py gpus=… {instead}, or "
+            "engine=env nodes=all, which measures on the nodes of this job"
         )
 
 
