@@ -182,6 +182,14 @@ class Engine:
     gpus_per_node: int | None = option(
         None, "GPUs of each host of the submitted job; null: none", least=1, most=64
     )
+    container: str | None = option(
+        None,
+        "of engine=slurm: the image in which agents run (srun --container-image, by pyxis); "
+        "engine.python is the Python in it",
+    )
+    container_mounts: list[str] = option(
+        [], "of engine=slurm: further mounts of engine.container, as HOST:CONTAINER"
+    )
     sbatch: dict[str, Any] = option(
         {}, "further options of sbatch by their long names, as in +engine.sbatch.qos=high"
     )

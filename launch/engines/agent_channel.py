@@ -335,7 +335,13 @@ def agent_command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> 
         if cores:
             # Without it a step may have one core (Slurm 22.05), or as many as one task (24.11).
             command.append(f"--cpus-per-task={cores}")
-        return [*command, f"--nodelist={host}", f"--chdir={folder}", python, *AGENT]
+        command.append(f"--nodelist={host}")
+        if engine.container is None:
+            return [*command, f"--chdir={folder}", python, *AGENT]
+        # pyxis (NVIDIA/pyxis, README): an image of enroot, and what of the host is in it.
+        command += [f"--container-image={engine.container}", f"--container-workdir={folder}"]
+        mounts = ",".join([f"{folder}:{folder}", *engine.container_mounts])
+        return [*command, f"--container-mounts={mounts}", python, *AGENT]
     if engine.name == "env":  # the agent of this node; the others come by themselves
         return [python, *AGENT]
     prefix = [word.replace(HOST, host) for word in engine.prefix]

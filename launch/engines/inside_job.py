@@ -300,6 +300,7 @@ def _listen(place: Place) -> socket.socket:
             continue  # some platforms name node 0 so on node 0
         for port in range(place.port + 1, place.port + 1 + PORTS):
             listener = socket.socket(family)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((ip, port))
                 listener.listen(BACKLOG)

@@ -63,6 +63,7 @@ READ_BY = {
     "ssh_config": ("ssh",),
     **dict.fromkeys(OF_SLURM, ("slurm",)),
     "token_file": ("env",),
+    **dict.fromkeys(("container", "container_mounts"), ("slurm",)),
     **dict.fromkeys(("interface", "trusted_network"), REMOTE),
     **dict.fromkeys(("python", "folder"), REMOTE[:-1]),
 }
@@ -158,6 +159,11 @@ REQUEST_REFUSALS = (
         ),
         "expected the name of one network interface, at most 15 letters, digits, '.', '_', ':' "
         "and '-'",
+    ),
+    Refusal(
+        "engine.container_mounts",
+        lambda config: config.engine.container_mounts and config.engine.container is None,
+        "needs engine.container=, the image that they are mounted in",
     ),
     Refusal(
         "engine.ssh_config",

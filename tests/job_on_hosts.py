@@ -1,0 +1,174 @@
+"""Start one command on every host of in_namespaces.sh, as a platform does, and perhaps disturb it.
+
+    tests/in_namespaces.sh 1gbit -- python tests/job_on_hosts.py PLATFORM FAULT -- COMMAND…
+
+Prints a JSON line for each host: {"host", "status", "printed", "seconds"}; status null: it was left
+running and killed at the end. PLATFORM is a row of BY_HAND, torchrun, folded or mpirun; FAULT is
+none or a row of FAULTS.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from on_hosts import address, hosts, output
+
+PORT = "29500"
+LONGEST_S = 150.0
+# What a platform sets on a node, by its documents; {rank}, {size} and {first} are filled in.
+BY_HAND = {
+    "skypilot": {
+        "SKYPILOT_NODE_RANK": "{rank}", "SKYPILOT_NUM_NODES": "{size}",
+        "SKYPILOT_NODE_IPS": "{all}", "SKYPILOT_TASK_ID": "sky-2026-11-28_t-1",
+    },
+    "trainjob": {
+        "PET_NODE_RANK": "{rank}", "PET_NNODES": "{size}", "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "{first}", "PET_MASTER_PORT": PORT, "JOB_COMPLETION_INDEX": "{rank}",
+    },
+    "pytorchjob": {
+        "RANK": "{rank}", "WORLD_SIZE": "{size}", "MASTER_ADDR": "{first}", "MASTER_PORT": PORT,
+        "PYTHONUNBUFFERED": "1",
+    },
+    "indexed_job": {
+        "JOB_COMPLETION_INDEX": "{rank}", "WORLD_SIZE": "{size}", "MASTER_ADDR": "{first}",
+    },
+    "plain": {"NODE_RANK": "{rank}", "NNODES": "{size}", "MASTER_ADDR": "{first}"},
+}  # fmt: skip
+TORCHRUN = {"torchrun": "1", "folded": "2"}  # processes a node
+
+
+def command_of(platform, host, command, folder):
+    """The words that start the command on a host, and its environment."""
+    names = hosts()
+    rank = names.index(host)
+    inside = ["ip", "netns", "exec", host]
+    around = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    if platform in TORCHRUN:
+        words = [
+            *("-m", "torch.distributed.run", f"--nnodes={len(names)}", f"--node-rank={rank}"),
+            *(f"--nproc-per-node={TORCHRUN[platform]}", f"--master-addr={address(names[0])}"),
+            *(f"--master-port={PORT}", "--no-python"),
+        ]
+        return [*inside, sys.executable, *words, *command], around
+    if platform == "mpirun":
+        agent = folder / "rsh"
+        agent.write_text(f"#!{sys.executable}\n{RSH}")
+        agent.chmod(0o755)
+        words = ["mpirun", "--allow-run-as-root", "--host", ",".join(map(address, names))]
+        words += ["--mca", "plm_rsh_agent", str(agent), "--mca", "oob_tcp_if_include", "eth0"]
+        return [*inside, *words, "-x", f"MASTER_ADDR={address(names[0])}", *command], around
+    texts = {
+        "rank": rank, "size": len(names), "first": address(names[0]),
+        "all": "\n".join(map(address, names)),
+    }  # fmt: skip
+    own = {name: text.format(**texts) for name, text in BY_HAND[platform].items()}
+    return [*inside, *command], around | own
+
+
+RSH = """import os, sys
+from on_hosts import address, hosts
+host = next(name for name in hosts() if address(name) == sys.argv[1])
+os.execvp("ip", ["ip", "netns", "exec", host, "sh", "-c", " ".join(sys.argv[2:])])
+"""
+
+
+def of_node(process):
+    """The processes below one, itself first: the command is behind torchrun."""
+    pids = [process.pid]
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+    return pids
+
+
+def kill_node(process):
+    for pid in of_node(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wire(host, state):
+    output("ip", "link", "set", f"port-{host}", state)
+
+
+def cut_wire(nodes):
+    wire("b", "down")
+
+
+def cut_wire_for_a_moment(nodes):
+    wire("b", "down")
+    time.sleep(3.0)
+    wire("b", "up")
+
+
+# What happens once the first cell has started on node 0.
+FAULTS = {
+    "none": lambda nodes: None,
+    "first_killed": lambda nodes: kill_node(nodes["a"]),
+    "other_killed": lambda nodes: kill_node(nodes["b"]),
+    "cut": cut_wire,
+    "cut_for_a_moment": cut_wire_for_a_moment,
+    "preempted": lambda nodes: [node.terminate() for node in nodes.values()],
+}
+# What is different from the beginning.
+LATE, ABSENT, STRANGER, TAKEN = "late", "absent", "other_token", "port_taken"
+LATE_S = 20.0
+
+
+def main():
+    platform, fault = sys.argv[1:3]
+    command = sys.argv[4:]
+    folder = Path(tempfile.mkdtemp())
+    began = time.monotonic()
+    nodes, files = {}, {}
+    if fault == TAKEN:
+        server = (
+            "import socket, time\ns = socket.create_server(('10.77.0.1', 29501))\ntime.sleep(600)"
+        )
+        taker = subprocess.Popen(["ip", "netns", "exec", "a", sys.executable, "-c", server])
+        time.sleep(1.0)
+    for host in hosts():
+        words, around = command_of(platform, host, command, folder)
+        if fault == LATE and host == "b":
+            time.sleep(LATE_S)
+        if (fault == ABSENT and host == "b") or (platform == "mpirun" and nodes):
+            continue
+        if fault == STRANGER:
+            around["RINGSIDE_JOB_TOKEN"] = f"token-{host}"
+        files[host] = (folder / host).open("w+")
+        around["PYTHONPATH"] = str(Path(__file__).parent)
+        nodes[host] = subprocess.Popen(
+            words, env=around, stdin=subprocess.DEVNULL, stdout=files[host], stderr=files[host],
+            start_new_session=True,
+        )  # fmt: skip
+    if fault in FAULTS:
+        while "started" not in (folder / "a").read_text() and nodes["a"].poll() is None:
+            time.sleep(0.1)
+        time.sleep(2.0)
+        FAULTS[fault](nodes)
+    ended = {}
+    while len(ended) < len(nodes) and time.monotonic() < began + LONGEST_S:
+        for host, process in nodes.items():
+            if process.poll() is not None and host not in ended:
+                ended[host] = round(time.monotonic() - began, 1)
+        time.sleep(0.1)
+    if fault == TAKEN:
+        taker.kill()
+    for host, process in nodes.items():
+        status = process.poll()
+        if status is None:
+            kill_node(process)
+        printed = (folder / host).read_text()
+        line = {"host": host, "status": status, "seconds": ended.get(host), "printed": printed}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
