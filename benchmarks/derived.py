@@ -107,6 +107,8 @@ def reported(lines: Sequence[Line]) -> tuple[dict[str, Any], dict[str, str]] | N
     if start is None:
         return None
     facts = dict(start)
+    for line in of_kind(lines, "script_device")[:1]:
+        facts |= line
     for name in ("kind", "time", "versions"):
         del facts[name]
     facts["done"] = bool(of_kind(lines, "done"))

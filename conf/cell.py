@@ -24,6 +24,7 @@ MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that s
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
+SCRIPTS = "benchmarks.script."  # where code that runs scripts is
 OWN_MODEL = "python"  # the library of a model that is a user's own code
 CONNECTIONS, MOST_CONNECTIONS = "cuda_device_max_connections", 32
 OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", CONNECTIONS, *OF_ADAMW)
@@ -208,6 +209,11 @@ class Cell:
     def trains(self) -> bool:
         """Whether the cell has a model and a strategy; otherwise it measures links."""
         return self.model.name != "none"
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether its ranks run a command of the user's, in the timed pass or another."""
+        return str(self.declared["benchmark"]["target"]).startswith(SCRIPTS)
 
     def target(self, group: str) -> str:
         """Return the dotted name of what a rank calls for the cell's strategy or benchmark."""

@@ -18,7 +18,7 @@ FIRST_STUDY = ("+experiment=first",)  # what is measured where nothing is asked 
 DASHED = "with dashes there are -m, --help, --version, --cfg job and --config-dir"
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 # Words of a command, of which Hydra would take {host} for a dictionary.
-PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
+PREFIX = re.compile(r"((?:engine\.prefix|benchmark\.(?:run|launcher))=)\[([^'\"\[\]]+)\]")
 # Paths are what they are: Hydra accepts letters beyond ASCII, `#`, `(` and others in quotes only.
 PATHS = re.compile(
     r"((?:output_dir|hosts|topology|tracking\.uri|engine\.(?:folder|python|ssh_config)"
@@ -26,6 +26,8 @@ PATHS = re.compile(
     r"(?=[^'])([^\",\[\]{}$\\]*[^\w\s/.+%@?:*|\",\[\]{}$\\-][^\",\[\]{}$\\]*)",
     re.ASCII,
 )
+# A command of the user's as one text, and a regular expression.
+COMMANDS = re.compile(r"(benchmark\.(?:run|launcher|rate)=)(?!null$)([^\[\s'\"].*)", re.DOTALL)
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
 SELECTIONS = re.compile(
     r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)"
@@ -178,6 +180,7 @@ def normalise(overrides: Sequence[str]) -> list[str]:
         selection = SELECTIONS.fullmatch(text)
         path = PATHS.fullmatch(text)
         prefix = PREFIX.fullmatch(text)
+        command = COMMANDS.fullmatch(text)
         if text.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
             text = f"++nccl.other.{text.split('.', 2)[2]}"
         elif selection:
@@ -187,6 +190,9 @@ def normalise(overrides: Sequence[str]) -> list[str]:
             if quote in path[2]:
                 quote = '"'
             text = f"{path[1]}{quote}{path[2]}{quote}"
+        elif command:
+            value = command[2].replace("'", "\\'")
+            text = f"{command[1]}'{value}'"
         elif prefix:
             words = [f"'{word}'" for word in prefix[2].split(",")]
             text = f"{prefix[1]}[{','.join(words)}]"

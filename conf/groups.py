@@ -15,6 +15,7 @@ rules:
     conflicts      a list of {option: value, …} that exclude each other
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
+    counts         samples: what a benchmark counts, where that is no image
     hosts          false: a strategy or benchmark that works inside one host
     graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs
                    no thread of the host
@@ -47,7 +48,7 @@ import msgspec
 import yaml
 from omegaconf import OmegaConf
 
-from conf.cell import Compared
+from conf.cell import IMAGES, Compared
 from conf.options import Refused, accepted, check, expected_name, unknown_option
 from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
@@ -113,6 +114,7 @@ class Rules(msgspec.Struct, forbid_unknown_fields=True, rename={"target": "_targ
     conflicts: list[dict[str, Any]] = []
     shared_memory: bool = False
     trains: bool = True
+    counts: str = IMAGES
     hosts: bool = True
     graph: bool = False
     sends: str | list[Case] = ""
@@ -152,6 +154,11 @@ class GroupChoice:
     def trains(self) -> bool:
         """Whether a benchmark has a model and a strategy."""
         return bool(self.rules.get("trains", True))
+
+    @property
+    def counts(self) -> str:
+        """What a benchmark counts: images or samples."""
+        return str(self.rules.get("counts", IMAGES))
 
     @property
     def several_hosts(self) -> bool:

@@ -75,6 +75,7 @@ FOLDER_ARROWS = {
     "benchmarks.collectives": ("benchmarks.timing",),
     "benchmarks.host_link": ("benchmarks.timing",),
     "benchmarks.p2p": ("benchmarks.timing",),
+    "benchmarks.script": ("benchmarks.training",),
     "benchmarks.training": ("benchmarks.timing",),
     "benchmarks.timing": ("benchmarks.rank",),
     "benchmarks.rank": ("benchmarks.agent",),

@@ -18,6 +18,7 @@ REMEDIES = {
     "finding": "Nothing has to be done.",
 }
 NOT_REPORTED = "the ranks did not report it"
+OF_SCRIPT = "it needs Ringside's own training loop, and this is a script's"
 RINGS = ("ring", "two_rings")  # what strategies that exchange through NCCL declare to send
 AFTER = "after"  # the facts that ranks found again after the timed windows
 MOST_NAMED = 4  # things that a sentence names
@@ -126,6 +127,8 @@ def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckOutcome:
     """Return that a check of training steps could not run; only `throughput` has such steps."""
     if record.cell.benchmark["name"] == "throughput":
         return unchecked(why)
+    if record.cell.runs_script:
+        return unchecked(OF_SCRIPT)
     return not_applicable("only benchmark=throughput has it")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from analysis.validity.check import (
     NOT_REPORTED,
+    OF_SCRIPT,
     Judgement,
     check,
     not_applicable,
@@ -168,6 +169,8 @@ def gradient_not_mean(record: Record, _: ValidityLimits) -> Judgement:
 def _not_compared(record: Record) -> Judgement:
     if record.cell.world_size == 1:
         return not_applicable("there is only one rank, so nothing to compare")
+    if record.cell.runs_script:
+        return unchecked(OF_SCRIPT)
     if record.cell.benchmark["name"] != "throughput":
         return not_applicable("this benchmark trains nothing")
     strategy = record.cell.strategy["name"]
@@ -286,6 +289,8 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     steps = record.metrics.get("step/iterations")
     if counted is None or steps is None:
         return unless_training(record, "the ranks counted no images")
+    if record.cell.runs_script:
+        return unchecked(OF_SCRIPT)
     expected = steps * record.cell.batch_size * record.cell.world_size
     if counted != expected:
         return f"{counted:.0f} counted, {expected:.0f} expected"

@@ -108,6 +108,13 @@ def _measure(
     if is_new_process:
         start |= {"imported": now()}
     cell = Cell.from_dict(json.loads(folder.cell.read_bytes()))
+    origin: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), **start}
+    if cell.hosts:
+        origin["node"] = cell.places[number].host
+        origin["clock_bound_ms"] = 1e3 * float(os.environ[CLOCK_BOUND])
+    if cell.runs_script:
+        locate(cell.target("benchmark"))(cell, number, reporter, origin)
+        return
     gpu = _gpu_index(cell, number)
     if gpu is not None and cell.device == "cuda":
         device = torch.device("cuda", gpu)
@@ -118,10 +125,6 @@ def _measure(
         keep_freed_memory()
     # A forked process has the threads of its agent, which began with other variables.
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
-    origin: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), **start}
-    if cell.hosts:
-        origin["node"] = cell.places[number].host
-        origin["clock_bound_ms"] = 1e3 * float(os.environ[CLOCK_BOUND])
     identity = _identity(device)
     reporter.line(Kind.START, rank=number, **origin, **identity)
     if number < cell.world_size:

@@ -1,0 +1,201 @@
+"""Mark the steps of a script from inside its ranks, by torch's hooks for optimizers and modules.
+
+A step ends when the script's optimizer has stepped. On a GPU a CUDA event is recorded there and
+read later, without waiting for the device; on the CPU it is the host's clock. The first dimension
+of the first tensor that the outermost trained module is called with counts as its samples.
+Loaded by hooks/sitecustomize.py: nothing of ours is imported here.
+"""
+
+import contextlib
+import importlib.util
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+CHUNK_SECONDS = 1.0
+STACKS = Path(__file__).resolve().parent.parent / "rank" / "stacks.py"
+OTHERS_IN_A_ROW = 3  # steps of another optimizer, after which that one is the script's
+Write = Callable[..., None]
+
+
+def attach(write: Write) -> None:
+    """Say that torch is imported, and mark every step from now on."""
+    write("attached", **about_process(), stacks=_answers_for_stacks())
+    marks = StepMarks(write)
+    register_optimizer_step_post_hook(marks.optimizer_stepped)
+    marks.look_for_model()
+    os.register_at_fork(after_in_child=marks.stop)  # a worker of a loader is no rank
+
+
+def about_process() -> dict[str, Any]:
+    """Return the process and its versions, as the first line of a rank has them."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if torch.version.cuda:
+        versions["cuda"] = str(torch.version.cuda)
+        with contextlib.suppress(Exception):  # a build without NCCL
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"pid": os.getpid(), "versions": versions}
+
+
+def _answers_for_stacks() -> bool:
+    """Answer SIGUSR1 with the stacks of this process; return whether it does."""
+    is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    if not is_free or threading.current_thread() is not threading.main_thread():
+        return False
+    spec = importlib.util.spec_from_file_location("_ringside_stacks", STACKS)
+    assert spec is not None and spec.loader is not None
+    stacks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stacks)
+    stacks.register()
+    return True
+
+
+class StepMarks:
+    """Marks the end of each step, counts its forward passes and samples, and writes them."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._others = 0
+        self._handle: Any = None  # of the hook that counts
+        self._samples = self._passes = 0
+        self._ends: list[tuple[Any, float, int, int]] = []  # event, host s, samples, passes
+        self._written = 0  # steps
+        self._write_at = 0.0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Mark nothing more."""
+        self._stopped = True
+
+    def look_for_model(self) -> None:
+        """Watch the calls of all modules until a trained one is called."""
+        register = torch.nn.modules.module.register_module_forward_pre_hook
+        self._handle = register(self._module_called)
+
+    def _module_called(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Take the first trained module that is called: those inside it are called later."""
+        if self._stopped or not torch.is_grad_enabled() or not module.training:
+            return
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return  # a transform, a loss
+        self._handle.remove()  # it would make every call of every module slower
+        self._handle = module.register_forward_pre_hook(self._forward, with_kwargs=True)
+        self._forward(module, inputs, {})
+        if not self._ends:
+            self._write("script_device", **about_device(module))
+
+    def _forward(
+        self, module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> None:
+        if module.training and torch.is_grad_enabled() and not self._stopped:
+            self._passes += 1
+            self._samples += samples_of([*inputs, *named.values()])
+
+    def optimizer_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        """End a step, if this is the script's optimizer."""
+        if self._stopped:
+            return
+        current = self._optimizer()
+        if current is not optimizer:
+            self._others += 1
+            if current is not None and self._others < OTHERS_IN_A_ROW:
+                return
+            self._optimizer = weakref.ref(optimizer)
+        self._others = 0
+        try:
+            self._end_step(optimizer)
+        except Exception as error:
+            self._stopped = True
+            print(f"ringside: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _end_step(self, optimizer: Optimizer) -> None:
+        event = None
+        if _is_on_gpu(optimizer):
+            if torch.cuda.is_current_stream_capturing():
+                return
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        moment = time.monotonic()
+        self._ends.append((event, moment, self._samples, self._passes))
+        if not self._passes:  # another model, or one around it, is called now
+            self._handle.remove()
+            self.look_for_model()
+        self._samples = self._passes = 0
+        if moment >= self._write_at:
+            self._write_at = moment + CHUNK_SECONDS
+            self._write_steps()
+
+    def _write_steps(self) -> None:
+        """Write the steps that have ended on the device; the last end stays for the next step."""
+        ms, samples, passes, ends_s = [], [], [], []
+        while len(self._ends) > 1:
+            (before, before_s, _, _), (event, moment, counted, forwards) = self._ends[:2]
+            if event is None:
+                ms.append(round(1e3 * (moment - before_s), 4))
+            elif event.query():
+                ms.append(round(before.elapsed_time(event), 4))
+            else:
+                break
+            samples.append(counted)
+            passes.append(forwards)
+            ends_s.append(round(moment, 6))
+            del self._ends[0]
+        self._written += len(ms)
+        content = {"ms": ms, "samples": samples, "passes": passes, "ends_s": ends_s}
+        first = self._written - len(ms)
+        self._write("steps", first=first, iterations=self._written + 1, **content)
+
+
+def _is_on_gpu(optimizer: Optimizer) -> bool:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return bool(parameter.is_cuda)
+    return False
+
+
+def samples_of(values: Iterable[Any]) -> int:
+    """Return the first dimension of the first tensor in a batch, also within lists and mappings."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.dim():
+                return int(value.shape[0])
+        elif isinstance(value, Mapping):
+            inside = samples_of(value.values())
+            if inside:
+                return inside
+        elif isinstance(value, list | tuple):
+            inside = samples_of(value)
+            if inside:
+                return inside
+    return 0
+
+
+def about_device(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the device of a module's first parameter, and what the script did to the choice."""
+    parameter = next(module.parameters())
+    facts: dict[str, Any] = {
+        "device": str(parameter.device),
+        "threads": torch.get_num_threads(),
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    if parameter.is_cuda:
+        properties: Any = torch.cuda.get_device_properties(parameter.device)
+        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}"
+        facts |= {
+            "uuid": f"GPU-{properties.uuid}",
+            "bus_id": f"{bus}:{properties.pci_device_id:02x}.0",
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+        }
+    return facts

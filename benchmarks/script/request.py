@@ -1,0 +1,123 @@
+"""The command of `benchmark=script`, and the requests that cannot be measured. No torch."""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.request import Room
+from conf.cell import Cell
+from conf.options import Refused, expand_path, to_text
+from conf.secrets import HIDDEN, argument_without_secrets
+
+TORCHRUN, NONE = "torchrun", "none"
+RANKS = "{ranks}"  # in a launcher's words: the number of ranks
+PYTHON_FILE = ".py"
+EXPECTED = "expected a script with its arguments, benchmark.run='train.py --batch-size 256'"
+
+
+def seconds(cell: Cell) -> float:
+    """Return how long the script is measured, without its own start."""
+    return float(cell.benchmark["warmup_min_seconds"]) + float(cell.benchmark["max_seconds"])
+
+
+def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
+    """Return the options with texts for lists, the absolute folder, and the script's SHA-256.
+
+    Raises Refused: the script cannot be started, or an argument looks like a secret.
+    """
+    folder = Path.cwd()
+    if options["folder"] != "auto":
+        folder = expand_path("benchmark.folder", options["folder"])
+    words = _words("benchmark.run", options["run"])
+    script = script_file(words, folder)
+    launcher = options["launcher"]
+    if launcher not in (TORCHRUN, NONE):
+        launcher = _words("benchmark.launcher", launcher)
+        if shutil.which(launcher[0], path=_path(folder)) is None:
+            raise Refused(f"benchmark.launcher={launcher[0]}: no such program")
+        launcher = shlex.join(launcher)
+    resolved = {**options, "run": shlex.join(words), "launcher": launcher, "folder": str(folder)}
+    if script is not None:
+        resolved["sha256"] = hashlib.sha256(script.read_bytes()).hexdigest()
+    return resolved
+
+
+def _words(field: str, typed: Any) -> list[str]:
+    """Return the words of a command that is a text or a list."""
+    try:
+        words = shlex.split(typed) if isinstance(typed, str) else [str(word) for word in typed]
+    except (TypeError, ValueError) as error:
+        raise Refused(f"{field}={typed}: is no command ({error}); {EXPECTED}") from None
+    if not words or not words[0]:
+        raise Refused(f"{field}={to_text(typed)}: {EXPECTED}")
+    for word in words:
+        hidden = argument_without_secrets(word)
+        if hidden != word:
+            raise Refused(
+                f"{field}: {hidden if HIDDEN in hidden else HIDDEN} looks like a secret, and "
+                "arguments are recorded; expected it in a variable of the environment"
+            )
+    return words
+
+
+def script_file(words: Sequence[str], folder: Path) -> Path | None:
+    """Return the file that a command runs; None for a module (python -m). Raises Refused."""
+    program = words[0]
+    if program.endswith(PYTHON_FILE):
+        return _readable(program, folder)
+    found = shutil.which(program, path=_path(folder)) or shutil.which(str(folder / program))
+    if found is None:
+        path = folder / program
+        reason = "is not executable" if path.is_file() else "no such file or program"
+        raise Refused(f"benchmark.run={program}: {reason} in {folder}; {EXPECTED}")
+    if not Path(program).name.startswith("python"):
+        return Path(found)
+    for word in words[1:]:
+        if word == "-m":
+            return None
+        if word.endswith(PYTHON_FILE):
+            return _readable(word, folder)
+    return None
+
+
+def _readable(script: str, folder: Path) -> Path:
+    path = folder / script
+    if not path.is_file():
+        raise Refused(f"benchmark.run={script}: no such file in {folder}; {EXPECTED}")
+    if not os.access(path, os.R_OK):
+        raise Refused(f"benchmark.run={script}: cannot be read")
+    return path
+
+
+def _path(folder: Path) -> str:
+    """Return PATH with its relative parts seen from the script's folder."""
+    parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join([str(folder / part) for part in parts])
+
+
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a cell that cannot be measured. Raises Refused."""
+    options = cell.benchmark
+    if options["launcher"] != TORCHRUN and len(cell.hosts) > 1:
+        raise Refused(
+            f"benchmark.launcher={to_text(options['launcher'])}: starts ranks on one host; "
+            f"expected {TORCHRUN} for several"
+        )
+    if options["rate"] is None:
+        return
+    try:
+        groups = re.compile(options["rate"]).groups
+    except re.error as error:
+        raise Refused(
+            f"benchmark.rate={options['rate']}: is no regular expression ({error})"
+        ) from None
+    if groups != 1:
+        raise Refused(
+            f"benchmark.rate={options['rate']}: has {groups} groups; expected one around the "
+            "number, 'images/sec: ([0-9.]+)'"
+        )

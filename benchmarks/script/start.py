@@ -1,0 +1,337 @@
+"""Start a script as a rank, follow what it does, and end it once enough of its steps are timed.
+
+This process is the rank that the agent knows. The script is its child, with the environment of a
+rank under torchrun; instruments.py writes the script's steps to the same raw lines.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from benchmarks.agent import processes
+from benchmarks.rank.ranks import Reporter
+from benchmarks.rank.worker import MOST_CHARACTERS, PR_SET_PDEATHSIG
+from benchmarks.record import Kind, read_line
+from benchmarks.script import derive
+from benchmarks.script.request import NONE, PYTHON_FILE, RANKS, TORCHRUN
+from conf.cell import Cell
+from conf.host import TOKEN
+from conf.secrets import without_secrets
+
+HOOKS = Path(__file__).parent / "hooks"
+SETTINGS = "RINGSIDE_SCRIPT"
+LOOK_SECONDS = 0.1  # between two looks at the script
+IMPORT_SECONDS = 60.0  # without torch after so long, it is taken for a program without
+GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+# What an agent's rank has in its environment: a launcher of the script's own makes its own.
+OF_RANKS = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+)
+LAST_ERROR = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*): (.*)$")
+LIBC = ctypes.CDLL(None)
+
+
+class ScriptFailed(Exception):
+    """The script ended, or did something, so that nothing can be measured."""
+
+    def __init__(self, message: str, kind: str = "ScriptFailed") -> None:
+        super().__init__(message)
+        self.kind = kind  # the type of the exception that ended the script
+
+
+def run(cell: Cell, number: int, reporter: Reporter, origin: dict[str, Any]) -> None:
+    """Run a cell's script as one of its ranks. `origin` goes into the first line of the rank.
+
+    An error ends this process, after a line that says why.
+    """
+    try:
+        ScriptRank(cell, number, reporter, origin).run()
+    except ScriptFailed as error:
+        message = without_secrets(str(error)[:MOST_CHARACTERS])
+        reporter.line(Kind.ERROR, type=error.kind, message=message)
+        os._exit(1)
+    if number == 0:
+        reporter.line(Kind.RESULT)
+
+
+class ScriptRank:
+    """One rank of a script, as its parent sees it."""
+
+    def __init__(self, cell: Cell, number: int, reporter: Reporter, origin: dict[str, Any]) -> None:
+        self._cell, self._number, self._reporter, self._origin = cell, number, reporter, origin
+        self._options = cell.benchmark
+        self._rate = re.compile(self._options["rate"] or "(?!)")
+        folder = reporter.folder
+        self._lines = Tail(folder.rank_lines(number))
+        self._log = Tail(folder.rank_log(number))
+        # A launcher of the script's own is started by the first rank of a host.
+        self._first: Tail | None = None
+        self._is_elastic = self._options["launcher"] == TORCHRUN
+        local = int(os.environ["LOCAL_RANK"])
+        if not self._is_elastic and local:
+            self._first = Tail(folder.rank_lines(number - local))
+        self._child: subprocess.Popen[bytes] | None = None
+        self._answers: int | None = None  # process that answers SIGUSR1 with its stacks
+        self._started_s = time.monotonic()
+        self._has_begun = False  # the first line is written
+        self._phase = "build"
+        self._ms: list[float] = []
+        self._printed_s: list[float] = []  # monotonic, of each rate
+        self._last_error: tuple[str, str] | None = None
+
+    def run(self) -> None:
+        """Run the script until it ends, or until all ranks have enough of it."""
+        self._pass_on_stack_requests()
+        if self._first is None:
+            self._start()
+        others = Others(self._is_elastic)
+        status: int | None = None
+        is_enough = False
+        while status is None and not is_enough:
+            status = self._wait()
+            self._read_log()
+            self._read_lines()
+            if status is not None or time.monotonic() - self._started_s > IMPORT_SECONDS:
+                self._begin({})
+            if self._has_enough():
+                is_enough = others.have_enough(self._cell.world_size if self._ms else 1)
+        others.have_enough(1)
+        if status is None:
+            status = self._end()
+        else:
+            self._refuse_early_end(status)
+        self._reporter.line("ended", status=status, by_itself=not is_enough)
+
+    def _start(self) -> None:
+        command = shlex.split(self._options["run"])
+        if command[0].endswith(PYTHON_FILE):
+            command.insert(0, sys.executable)
+        if self._options["launcher"] not in (TORCHRUN, NONE):
+            ranks = os.environ["LOCAL_WORLD_SIZE"]
+            launcher = self._options["launcher"].replace(RANKS, ranks)
+            command = shlex.split(f"{launcher} {self._options['run']}")
+        environment = dict(os.environ)
+        if not self._is_elastic:
+            for name in filter(OF_RANKS.fullmatch, os.environ):
+                del environment[name]
+        path = os.pathsep.join(filter(None, [str(HOOKS), environment.get("PYTHONPATH")]))
+        lines = self._reporter.folder.rank_lines(self._number).with_name("{rank}.jsonl")
+        settings = json.dumps({"lines": str(lines)})
+        try:
+            self._child = subprocess.Popen(
+                command,
+                cwd=self._options["folder"],
+                env={**environment, "PYTHONPATH": path, SETTINGS: settings},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+            )
+        except OSError as error:
+            raise ScriptFailed(f"{command[0]} cannot be started: {error.strerror}") from None
+
+    def _pass_on_stack_requests(self) -> None:
+        """Have the script, not this process, answer a request for stacks."""
+
+        def ask(*_: Any) -> None:
+            if self._answers is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._answers, signal.SIGUSR1)
+
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGUSR1, ask)
+
+    def _wait(self) -> int | None:
+        """Wait for the end of the script, not for long; return its status, None while it runs."""
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._child.wait(LOOK_SECONDS)
+            return None
+        time.sleep(LOOK_SECONDS)
+        assert self._first is not None
+        for text in self._first.new_lines():
+            line = read_line(text)
+            if line is not None and line["kind"] in ("ended", Kind.ERROR):
+                return int(line.get("status", 0))
+        return None
+
+    def _begin(self, versions: dict[str, str]) -> None:
+        """Write the first line of the rank, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            facts = {"script": self._options["run"], "git": git_state(self._options)}
+            self._reporter.line(
+                Kind.START, rank=self._number, **self._origin, versions=versions, **facts
+            )
+            self._reporter.phase(self._phase)
+
+    def _read_log(self) -> None:
+        """Write each rate that the script printed, and note the last error."""
+        for data in self._log.new_lines():
+            text = data.decode(errors="replace")
+            error = LAST_ERROR.match(text)
+            if error:
+                self._last_error = (error[1], error[2])
+            for match in self._rate.finditer(text):
+                self._printed_s.append(time.monotonic())
+                count = len(self._printed_s)
+                value = number_in(match[1])
+                self._reporter.line("printed", value=value, iterations=count)
+
+    def _read_lines(self) -> None:
+        """Take what the instruments wrote: the first line, the device, the steps."""
+        for text in self._lines.new_lines():
+            line = read_line(text) or {"kind": ""}
+            if line["kind"] == "attached":
+                if line["stacks"] and self._answers is None:
+                    self._answers = line["pid"]
+                self._begin(line["versions"])
+            elif line["kind"] == "script_device":
+                self._refuse_other_gpus(line)
+            elif line["kind"] == "steps":
+                self._take_steps(line)
+
+    def _take_steps(self, line: dict[str, Any]) -> None:
+        stated = self._options["samples"]
+        counted = line["samples"][-1:]
+        if stated and counted and counted[0] not in (0, stated):
+            raise ScriptFailed(
+                f"benchmark.samples={stated}: a step of rank {self._number} has {counted[0]} in "
+                f"its batches; expected {counted[0]} or auto"
+            )
+        self._ms += line["ms"]
+        phase = "warm-up"
+        if derive.warm_up_end(self._ms, self._options)[1]:
+            phase = "timed"
+        if phase != self._phase and self._phase != "timed":
+            self._phase = phase
+            self._reporter.phase(phase)
+
+    def _has_enough(self) -> bool:
+        if self._options["whole"]:
+            return False
+        if self._ms:
+            return derive.is_enough(self._ms, self._options)
+        least_s = self._options["warmup_min_seconds"] + self._options["max_seconds"]
+        return bool(self._printed_s) and time.monotonic() - self._printed_s[0] >= least_s
+
+    def _end(self) -> int | None:
+        """End the script and all that it started; return its status."""
+        if self._child is None:
+            return None
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._child.wait(seconds)
+        return None
+
+    def _refuse_early_end(self, status: int) -> None:
+        """Refuse a script that failed, or ended before there was anything to measure."""
+        if self._child is None:
+            return
+        left = len(list(self._left_behind()))
+        if status < 0:
+            name = processes.signal_name(status)
+            raise ScriptFailed(f"the script was ended by {name}", name)
+        if status:
+            kind, message = self._last_error or ("ScriptFailed", f"exit status {status}")
+            raise ScriptFailed(message, kind)
+        if left:
+            raise ScriptFailed(
+                f"the script ended and left {left} processes behind; expected one that stays "
+                "until its work is done (no daemon)"
+            )
+        if self._options["rate"] and not self._printed_s and not self._ms and not self._number:
+            rate = self._options["rate"]
+            raise ScriptFailed(f"benchmark.rate={rate}: no line that the script printed has it")
+        if not self._options["rate"] and len(self._ms) < derive.FEWEST_STEPS:
+            raise ScriptFailed(
+                f"the script ended after {len(self._ms)} timed steps of a torch optimizer; "
+                f"expected at least {derive.FEWEST_STEPS}, or benchmark.rate for a script without"
+            )
+
+    def _left_behind(self) -> Iterator[psutil.Process]:
+        """Yield processes that the script started and that still run."""
+        assert self._child is not None
+        for process in processes.of(os.environ[TOKEN]):
+            with contextlib.suppress(psutil.Error):
+                is_orphan = process.ppid() == 1
+                if SETTINGS in process.environ() and is_orphan:
+                    yield process
+
+    def _refuse_other_gpus(self, line: dict[str, Any]) -> None:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if line["visible"] != given:
+            raise ScriptFailed(
+                f"the script sets CUDA_VISIBLE_DEVICES={line['visible']} itself, and Ringside "
+                f"gave it {given!r}; expected a script that leaves it, and gpus="
+            )
+
+
+class Tail:
+    """A growing file, of which each line is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._rest = b""
+
+    def new_lines(self) -> list[bytes]:
+        """Return the lines that were finished since the last call; a progress bar's count too."""
+        *lines, self._rest = re.split(rb"[\r\n]", self._rest + self._file.read())
+        return lines
+
+
+class Others:
+    """How many ranks have enough, counted in the store of their agent."""
+
+    def __init__(self, is_elastic: bool) -> None:
+        """Without torchrun's variables in the script, one rank of a host decides alone."""
+        self._store: PrefixStore | None = None
+        self._has_voted = False
+        if is_elastic:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = PrefixStore("ringside", TCPStore(address, port, is_master=False))
+
+    def have_enough(self, needed: int) -> bool:
+        """Say that this rank has enough; return whether as many ranks as needed have."""
+        if self._store is None:
+            return True
+        count = self._store.add("enough", 0 if self._has_voted else 1)
+        self._has_voted = True
+        return bool(count >= needed)
+
+
+def number_in(text: str) -> float:
+    """Return a printed number, `1,234.5` too. Raises ScriptFailed."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise ScriptFailed(f"benchmark.rate: {text!r:.50} is no number") from None
+
+
+def git_state(options: dict[str, Any]) -> dict[str, Any]:
+    """Return {"commit", "modified"} of the script's folder; empty where git knows none."""
+    command = ["git", "-C", options["folder"]]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        run_git = {"capture_output": True, "text": True, "timeout": 5.0, "check": True}
+        commit: Any = subprocess.run([*command, "rev-parse", "HEAD"], **run_git)  # type: ignore[call-overload]
+        status: Any = subprocess.run(  # type: ignore[call-overload]
+            [*command, "status", "--porcelain", "-uno"], **run_git
+        )
+        return {"commit": commit.stdout.strip(), "modified": bool(status.stdout.strip())}
+    return {}
