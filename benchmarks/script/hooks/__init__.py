@@ -1,0 +1,1 @@
+"""A folder that only the ranks of a script have on PYTHONPATH."""
