@@ -231,6 +231,16 @@ def test_the_slowest_of_equal_gpus_does_not_make_the_efficiency_too_high():
     assert abs(ours) < 0.25, "a GPU that is slower is the slowest"
 
 
+@pytest.mark.parametrize("other", [{"strategy": "kvstore_device"}, {"batch_size": 16}])
+def test_runs_of_another_strategy_or_batch_lend_no_noise(other):
+    quiet, noisy = (Simulator(Truth(noise=noise), seed=9) for noise in (0.001, 0.2))
+    made = [quiet.record((0,), repeat=repeat) for repeat in range(4)]
+    made += [noisy.record((0,), repeat=repeat, **other) for repeat in range(4)]
+    study = Study.of(made)
+    assert Baselines(study).noise(study.single(made[0])) < 0.003
+    assert Baselines(study).noise(study.single(made[-1])) > 0.03
+
+
 def test_without_repeats_the_slowest_counts_as_it_is():
     simulator = Simulator(seed=2)
     made = [simulator.record(gpus) for gpus in ((0,), (1,), (0, 1))]

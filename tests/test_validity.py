@@ -367,6 +367,7 @@ PLANTED = {
         put("checks.counted.timed", images=1),
     ],
     "efficiency_above_one": [metrics(scaling__efficiency=1.03)],
+    "slower_together": [metrics(scaling__efficiency=0.97)],
     "foreign_load": [
         samples(foreign_pids=[4711]),
         samples(before_memory_bytes=3 * 2**30),
@@ -544,6 +545,27 @@ def test_a_planted_fault_has_its_code_and_no_other(code):
 def test_what_is_just_below_a_limit_is_no_fault(number):
     found = judge(changed(CLEAN[number], dataclasses.replace(PAIR, effective=SEEN)), LIMITS)
     assert (found.verdict, found.codes) == ("valid", {})
+
+
+@pytest.mark.parametrize(
+    ("servers", "cores", "share", "outcome"),
+    [
+        (1, 2, 0.29, "unchecked"),
+        (1, 2, 0.31, "codes"),
+        (1, 3, 0.29, "codes"),
+        (0, 1, 0.29, "codes"),
+    ],
+)
+def test_a_cpu_worker_that_shares_its_core_with_a_server_may_be_slower(
+    servers, cores, share, outcome
+):
+    strategy = {"name": "kvstore_dist_sync", "servers": servers}
+    change = together(
+        cell(device="cpu", strategy=strategy),
+        put("checks.cpu_samples", cores=cores),
+        steady("slowest_rank", share=share),
+    )
+    assert "slow_rank" in getattr(judge(changed(change), LIMITS), outcome)
 
 
 def test_gpus_without_peer_access_by_the_log_are_a_finding():

@@ -244,7 +244,8 @@ def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
 
 
 def _noise_group(runs: Runs) -> Hashable:
-    names = ("model.name", "optimize", "precision", "device")
+    images = "global_batch_size" if runs.strong else "batch_size"
+    names = ("model.name", "strategy.name", images, "optimize", "precision", "device")
     return runs.machine, *map(runs.request.get, names)
 
 

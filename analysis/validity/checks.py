@@ -65,6 +65,7 @@ CHECKS: tuple[Check, ...] = (
     limits.slow_rank,
     limits.cost_negative,
     limits.unexplained,
+    limits.slower_together,
     limits.input_bound,
     limits.reference_exceeded,
 )
