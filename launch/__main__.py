@@ -1,4 +1,5 @@
-"""`python -m launch sync STUDY_DIR` writes records to MLflow, `ui` shows them in the browser.
+"""`python -m launch sync STUDY_DIR` writes records to MLflow, `ui` shows them in the browser,
+`observe -- COMMAND` watches a running job without a study.
 
 Exit status: 0 done, 1 it failed, 2 the input is wrong, 130 Ctrl-C.
 """
@@ -17,10 +18,12 @@ from launch.tracking.ui import show
 
 COMMANDS = {
     "sync": "write those records of a study to MLflow that it does not have yet",
+    "observe": "run any training command, and say which rank is slow, where and why",
     "ui": "show the runs of a study in the browser, until Ctrl-C",
 }
 STOPPED = {
     "sync": "stopped; what was written stays, and the same command writes the rest",
+    "observe": "stopped",
     "ui": "stopped before MLflow's server answered; no process is left",
 }
 STUDY = "folder of the study: <output_dir>/<study>"
@@ -35,6 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
         add = commands.add_parser(name, help=text, description=text).add_argument
+        if name == "observe":
+            add("run", metavar="COMMAND", nargs="+", help="after `--`")
+            add("--output-dir", type=Path, default="outputs", help="(default: outputs)")
+            continue
         if name == "sync":
             add("folder", metavar="STUDY", type=Path, help=STUDY)
         else:
@@ -43,12 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
         add("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
         add("--experiment", help="MLflow experiment (default: ringside/<study>)")
     options = parser.parse_args(arguments)
-    tracking = Tracking(uri=options.uri, experiment=options.experiment)
 
     def complain(sentence: object) -> None:
         print(redact(f"python -m launch {options.command}: {sentence}"), file=sys.stderr)
 
     try:
+        if options.command == "observe":
+            from launch.observe import observe
+
+            return observe(options.run, options.output_dir)
+        tracking = Tracking(uri=options.uri, experiment=options.experiment)
         if options.command == "ui":
             return show(options.folder, tracking)
         report = sync(options.folder, tracking)

@@ -1,0 +1,256 @@
+"""Name the rank that the others wait for: where in its step, of which kind, and what it costs.
+
+Ranks that train alike spend equal times in equal parts of a step, which needs no common clock. In
+a part the thread ran, waited for a core, or slept. More than the others' is judged by its noise.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.derived import Line, RankLines
+from benchmarks.timing.statistics import two_sided_quantile
+
+WARMUP_STEPS = 3
+FEWEST_STEPS = 16
+BLOCKS = 8  # of consecutive steps; their means are taken for independent
+TESTS = 3  # of each rank: it runs, sleeps, or waits for its core for longer
+WRONG_NAMES = 0.002  # of clean runs, as far as blocks are independent
+LEAST_SHARE = 0.05  # of a step; a smaller delay is not named
+EXPOSED_SHARE = 0.3  # of a step in which all ranks wait for data; less is usual
+CONCENTRATED = 0.45  # share of a delay that lies elsewhere than the ranks' time does
+FOREIGN_LOAD, LINK = "foreign load", "link"
+OWN = ("loader", "before", "forward", "backward", "optimizer")
+WAIT = "wait"  # for the last buckets, once all gradients are there
+RAN, WAITED, SLEPT = range(3)
+Parts = dict[str, list[float]]  # ms that a part ran, waited, slept; `backward:2`: of bucket 2
+Steps = list[dict[int, Parts]]  # of each step that all ranks have: its parts by rank
+
+
+@dataclass(frozen=True)
+class Delay:
+    """What makes the others wait in every step."""
+
+    rank: int
+    kind: str  # loader, compute, sleep, clock, foreign load, link
+    part: str  # one of OWN where most of it lies, or the addresses of a link
+    bucket: int | None
+    peer: int | None  # the rank at the other end of a link
+    ms: float
+    samples_per_s: float  # what the job loses by it, at most
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the steps of all ranks say."""
+
+    ranks: int
+    steps: int  # that all ranks have
+    step_ms: float = math.nan
+    spread_ms: tuple[float, float] = (math.nan, math.nan)  # nine of ten steps lie between
+    samples_per_s: float = math.nan
+    delays: tuple[Delay, ...] = ()
+    least_ms: float = math.nan  # a delay of this size in every step would have been named
+    layers: tuple[tuple[str, ...], ...] = ()  # of each bucket
+    unjudged: str = ""  # why no rank is judged
+
+
+def diagnosis(lines: RankLines) -> Diagnosis:
+    """Return which ranks are slow by the `moments` lines of all ranks."""
+    common = _common_steps(lines)
+    if not common:
+        return Diagnosis(len(lines), 0, unjudged="no step of all ranks was seen")
+    walls_ms = sorted(max(line["moments"][-1][1] for line in step.values()) for step in common)
+    step_ms = statistics.fmean(walls_ms)
+    samples = statistics.fmean(sum(line["samples"] for line in step.values()) for step in common)
+    rate = samples / step_ms * 1e3
+    cut = len(walls_ms) // 20
+    facts = (len(lines), len(common), step_ms, (walls_ms[cut], walls_ms[-1 - cut]), rate)
+    steps: Steps = []
+    for step in common:
+        parts = {rank: _parts_of(line) for rank, line in step.items()}
+        # The recorder has not forgotten its collectives, and the buckets were known.
+        is_whole = all(line["collectives"] for line in step.values())
+        if is_whole and all(WAIT in own for own in parts.values()):
+            steps.append(parts)
+    if len(lines) < 2 or len(steps) < FEWEST_STEPS:
+        seen = f"{len(lines)} ranks have {len(steps)} steps with DDP's buckets on CPU ranks"
+        return Diagnosis(*facts, unjudged=f"{seen}; expected two with {FEWEST_STEPS}")
+    delays, least_ms = _slow_ranks(steps, step_ms, rate)
+    exposed_ms = _trimmed_mean([min(own[WAIT][SLEPT] for own in step.values()) for step in steps])
+    if exposed_ms > EXPOSED_SHARE * step_ms:
+        delays += _slow_link(lines, exposed_ms, rate * exposed_ms / (step_ms - exposed_ms))
+    delays.sort(key=lambda delay: -delay.ms)
+    every = itertools.chain(*lines.values())
+    buckets = next(line["buckets"] for line in every if line["kind"] == "layers")
+    return Diagnosis(*facts, tuple(delays), least_ms, tuple(map(tuple, buckets)))
+
+
+def _common_steps(lines: RankLines) -> list[dict[int, Line]]:
+    by_step: dict[int, dict[int, Line]] = {}
+    for rank, rank_lines in lines.items():
+        for line in rank_lines:
+            if line["kind"] == "moments" and line["step"] >= WARMUP_STEPS:
+                by_step.setdefault(line["step"], {})[rank] = line
+    return [by_step[step] for step in sorted(by_step) if len(by_step[step]) == len(lines)]
+
+
+def _parts_of(line: Line) -> Parts:
+    """Return the times of a step's parts, of `backward` also those of each bucket.
+
+    Where a part has a collective outside of the backward, a rank sleeps in it for the others: no
+    sleep of it is counted.
+    """
+    parts: Parts = {}
+    collectives_ms = [collective[-1] for collective in line["collectives"] or ()]
+    for before, after in itertools.pairwise(line["moments"]):
+        name = _part_between(before[0], after[0])
+        wall_ms, waited_ms, ran_ms = (after[index] - before[index] for index in (1, 2, 3))
+        slept_ms = max(0.0, wall_ms - waited_ms - ran_ms)
+        has_collective = any(before[1] <= ms < after[1] for ms in collectives_ms)
+        if has_collective and not name.startswith(("backward", WAIT)):
+            slept_ms = 0.0
+        for key in {name, name.partition(":")[0]}:
+            total = parts.setdefault(key, [0.0, 0.0, 0.0])
+            for index, ms in enumerate((ran_ms, waited_ms, slept_ms)):
+                total[index] += ms
+    return parts
+
+
+def _part_between(before: str, after: str) -> str:
+    if before == "loader":
+        return "loader"
+    if after in ("loader", "forward"):
+        return "before"
+    if after.startswith("ready:"):
+        return after.replace("ready", "backward")
+    if before.startswith("ready:"):
+        return WAIT
+    if before == "backward":  # without buckets it holds the waiting for others
+        return "whole backward"
+    if before.startswith("forward"):
+        return before
+    return "optimizer"
+
+
+def _slow_ranks(steps: Steps, step_ms: float, rate: float) -> tuple[list[Delay], float]:
+    delays: list[Delay] = []
+    least_ms = 0.0
+    for rank in steps[0]:
+        # Where ranks wait for cores, one that runs for longer waits for longer, too.
+        waiting = _waited_share(steps, rank)
+        of_rank = []
+        for kind, weights in (
+            ("compute", (1 + waiting, 0.0, 0.0)),
+            ("sleep", (0.0, 0.0, 1.0)),
+            (FOREIGN_LOAD, (-waiting, 1.0, 0.0)),
+        ):
+            ms, noise_ms = _estimate(_excess_ms(steps, rank, weights), len(steps[0]) * TESTS)
+            limit_ms = max(noise_ms, LEAST_SHARE * step_ms)
+            if kind != FOREIGN_LOAD:
+                least_ms = max(least_ms, limit_ms)
+            if ms > limit_ms:
+                place = _place_of(steps, rank, weights, kind)
+                loss = rate * ms / max(step_ms - ms, ms)
+                of_rank.append(Delay(rank, *place, None, ms, loss))
+        delays += sorted(of_rank, key=lambda delay: delay.ms)[-1:]
+    return delays, least_ms
+
+
+def _waited_share(steps: Steps, rank: int) -> float:
+    ran_ms = waited_ms = 0.0
+    for step in steps:
+        for other, parts in step.items():
+            if other != rank:
+                ran_ms += sum(parts[part][RAN] for part in OWN if part in parts)
+                waited_ms += sum(parts[part][WAITED] for part in OWN if part in parts)
+    return waited_ms / ran_ms
+
+
+def _excess_ms(
+    steps: Steps, rank: int, weights: Sequence[float], parts: Sequence[str] = OWN
+) -> list[float]:
+    """Return what a rank has beyond the median of the others; `weights` of ran, waited, slept."""
+    excess = []
+    for step in steps:
+        ms = dict.fromkeys(step, 0.0)
+        for each, part in itertools.product(step, parts):
+            for weight, time_ms in zip(weights, step[each].get(part, ()), strict=False):
+                ms[each] += weight * time_ms
+        own_ms = ms.pop(rank)
+        excess.append(own_ms - statistics.median(ms.values()))
+    return excess
+
+
+def _estimate(excess: Sequence[float], tests: int) -> tuple[float, float]:
+    """Return the mean of the blocks, and what it exceeds by noise in WRONG_NAMES of clean runs."""
+    size = max(2, math.ceil(len(excess) / BLOCKS))
+    blocks = []
+    for begin in range(0, len(excess) - size + 1, size):
+        blocks.append(_trimmed_mean(excess[begin : begin + size]))
+    error = statistics.stdev(blocks) / math.sqrt(len(blocks))
+    quantile = two_sided_quantile(2 * WRONG_NAMES / tests, len(blocks) - 1)
+    return statistics.fmean(blocks), quantile * error
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    cut = round(len(values) / 10)
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def _place_of(
+    steps: Steps, rank: int, weights: Sequence[float], kind: str
+) -> tuple[str, str, int | None]:
+    """Return the kind of a rank's delay, the part of the step with most of it, and its bucket."""
+    delay_ms, usual_ms = {}, {}
+    names = {name for step in steps for name in step[rank] if name.partition(":")[0] in OWN}
+    for name in names:
+        having = [step for step in steps if all(name in own for own in step.values())]
+        if having:
+            delay_ms[name] = _trimmed_mean(_excess_ms(having, rank, weights, [name]))
+            usual_ms[name] = statistics.median(
+                own[name][RAN] for step in having for each, own in step.items() if each != rank
+            )
+    part = max(set(OWN) & set(delay_ms), key=delay_ms.__getitem__)
+    if kind == FOREIGN_LOAD:
+        return kind, part, None
+    if _moved_share(delay_ms, usual_ms) < CONCENTRATED:
+        return "clock", part, None
+    if part == "loader":
+        return "loader", part, None
+    buckets = [name for name in delay_ms if name.startswith(f"{part}:")]
+    bucket = None
+    if buckets:
+        bucket = int(max(buckets, key=delay_ms.__getitem__).partition(":")[2])
+    return kind, part, bucket
+
+
+def _moved_share(delay_ms: Mapping[str, float], usual_ms: Mapping[str, float]) -> float:
+    """Return 0 if all parts are late by their length, as at a lower clock; near 1 if one is."""
+    finest = [name for name in delay_ms if name.startswith("backward:")]
+    finest += [name for name in OWN if name in delay_ms and name != "backward"]
+    late_ms = {name: max(0.0, delay_ms[name]) for name in finest}
+    all_late_ms, all_ms = sum(late_ms.values()), sum(usual_ms[name] for name in finest)
+    moved = 0.0
+    for name in finest:
+        moved += max(0.0, late_ms[name] / all_late_ms - usual_ms[name] / all_ms)
+    return moved
+
+
+def _slow_link(lines: RankLines, exposed_ms: float, samples_per_s: float) -> list[Delay]:
+    """Return the TCP connection on which data was under way for longest; [] as with RDMA."""
+    rank_at: dict[str, int] = {}
+    busiest = (0, 0, "", "")  # µs, bytes, from, to
+    for rank, rank_lines in lines.items():
+        for line in rank_lines:
+            for here, there, sent_bytes, busy_us in line.get("connections", ()):
+                rank_at[here] = rank
+                if here.rpartition(":")[0] != there.rpartition(":")[0]:
+                    busiest = max(busiest, (busy_us, sent_bytes, here, there))
+    busy_us, sent_bytes, here, there = busiest
+    if not busy_us:
+        return []
+    part = f"{here} to {there}, {sent_bytes / busy_us:.0f} MB/s"
+    return [Delay(rank_at[here], LINK, part, None, rank_at.get(there), exposed_ms, samples_per_s)]

@@ -1,0 +1,197 @@
+"""Who is slow, by the lines of a script's ranks: made ones, two trained ranks, and `observe`."""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.findings.slow_rank import LINK, diagnosis
+from benchmarks.script.derive_exchanges import collectives_of_a_step
+from launch.__main__ import main
+
+TESTS = Path(__file__).parent
+BEFORE, AFTER = "10.0.0.1:5001", "10.0.0.2:5002"
+# Moments of a step with two buckets, and the ms that a rank runs before each.
+STEP = {
+    "optimizer_end": 0,
+    "loader": 1,
+    "loader_end": 2,
+    "forward": 1,
+    "forward:1": 0,
+    "forward:0": 5,
+    "backward": 5,
+    "ready:0": 10,
+    "ready:1": 10,
+    "backward_end": 1,
+    "optimizer": 1,
+    "optimizer_end ": 2,
+}
+# What the planted rank has more: {moment: (ran, waited for a core, slept) ms before it}.
+FAULTS = {
+    "loader": {"loader_end": (0, 0, 9)},
+    "compute": {"ready:1": (9, 0, 0)},
+    "sleep": {"forward": (0, 0, 9)},
+    "clock": {name: (ms * 0.4, 0, 0) for name, ms in STEP.items() if name != "backward_end"},
+    "foreign load": {"backward": (0, 7, 0), "ready:0": (0, 7, 0)},
+}
+
+
+def lines_of(more=(), rank=0, ranks=2, steps=40, seed=0, shift_s=0, wait_ms=3):
+    """The lines of ranks that train alike, of which one has more."""
+    draw = random.Random(seed)
+    lines = {number: [] for number in range(ranks)}
+    for step in range(steps):
+        for number in lines:
+            moments, at_ms, waited_ms, ran_ms = [], 0.0, 0.0, 0.0
+            for name, usual_ms in STEP.items():
+                extra = more[name] if number == rank and name in more else (0, 0, 0)
+                ran = usual_ms * draw.uniform(0.9, 1.1) + extra[0]
+                slept = extra[2] + (wait_ms if name == "backward_end" else 0)
+                at_ms += ran + extra[1] + slept
+                ran_ms, waited_ms = ran_ms + ran, waited_ms + extra[1]
+                if step % 4 == 0 or not name.startswith("forward:"):
+                    moments.append([name.strip(), at_ms, waited_ms, ran_ms])
+            collectives = [["all_reduce", "0", 3 * step, 4, None, 0.5]]
+            collectives.append(["all_reduce", "0", 3 * step + 1, 4000, None, at_ms - 10])
+            line = {"kind": "moments", "time": 100 + step + shift_s * number, "step": step}
+            line |= {"samples": 8, "moments": moments, "collectives": collectives}
+            lines[number].append(line)
+    lines[0].append({"kind": "layers", "time": 0, "buckets": [["head"], ["stem", "body"]]})
+    return lines
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("rank, ranks", [(0, 2), (1, 2), (2, 4)])
+def test_rank_part_and_kind_of_a_delay_are_named(kind, rank, ranks):
+    seen = diagnosis(lines_of(FAULTS[kind], rank, ranks))
+    [delay] = seen.delays
+    assert (delay.rank, delay.kind) == (rank, kind)
+    assert delay.bucket == (1 if kind == "compute" else None)
+    assert delay.ms == pytest.approx(14 if kind in ("foreign load", "clock") else 9, abs=1.5)
+    loss = seen.samples_per_s * delay.ms / (seen.step_ms - delay.ms)
+    assert delay.samples_per_s == pytest.approx(loss)
+
+
+def test_a_layer_is_found_in_the_forward_too():
+    [delay] = diagnosis(lines_of({"forward:0": (9, 0, 0)})).delays
+    assert (delay.kind, delay.part, delay.bucket) == ("compute", "forward", 1)
+
+
+def test_clean_runs_name_nobody_and_say_what_would_have_been_named():
+    for seed in range(10):
+        seen = diagnosis(lines_of(ranks=2 + seed % 3, seed=seed))
+        assert seen.delays == () and not seen.unjudged
+        assert seen.least_ms == pytest.approx(0.05 * seen.step_ms, rel=0.5)
+    small = {"ready:1": (seen.least_ms * 0.5, 0, 0)}
+    assert diagnosis(lines_of(small)).delays == ()
+
+
+def test_clocks_of_hosts_may_differ():
+    shifted = diagnosis(lines_of(FAULTS["compute"], shift_s=3))
+    assert shifted == diagnosis(lines_of(FAULTS["compute"]))
+
+
+def test_what_a_rank_sleeps_in_a_collective_is_no_delay_of_its_own():
+    assert diagnosis(lines_of({"loader": (0, 0, 9)})).delays == ()
+
+
+def test_a_rank_that_waits_for_its_core_because_it_runs_longer_computes():
+    lines = lines_of({"ready:1": (9, 27, 0)}, 1)
+    for line in [*lines[0], *lines[1]]:
+        for moment in line.get("moments", ()):  # all wait 3 ms for each that they run
+            moment[1] += 3 * moment[3]
+            moment[2] += 3 * moment[3]
+    [delay] = diagnosis(lines).delays
+    assert (delay.rank, delay.kind, delay.bucket) == (1, "compute", 1)
+
+
+def test_a_link_on_which_all_ranks_wait_is_named_with_both_ends():
+    lines = lines_of(wait_ms=60)
+    for rank, (here, there) in enumerate(((BEFORE, AFTER), (AFTER, BEFORE))):
+        row = [here, there, 12_000_000, 1_000_000 * (2 - rank)]
+        lines[rank].append({"kind": "connections", "time": 0, "connections": [row]})
+    [delay] = diagnosis(lines).delays
+    assert (delay.kind, delay.rank, delay.peer) == (LINK, 0, 1)
+    assert delay.part == f"{BEFORE} to {AFTER}, 6 MB/s"
+    lines = lines_of(wait_ms=60)
+    assert diagnosis(lines).delays == (), "no connection between hosts: it is not said"
+
+
+@pytest.mark.parametrize("change", ["one rank", "few steps", "no collectives", "no buckets"])
+def test_what_cannot_be_judged_is_said(change):
+    lines = lines_of(steps=10 if change == "few steps" else 40)
+    if change == "one rank":
+        del lines[1]
+    for line in lines[0]:
+        if change == "no collectives":
+            line["collectives"] = None
+        if change == "no buckets" and "moments" in line:
+            line["moments"] = [row for row in line["moments"] if not row[0].startswith("ready")]
+    seen = diagnosis(lines)
+    assert seen.unjudged and seen.delays == ()
+    assert seen.samples_per_s > 0
+    assert diagnosis({0: [], 1: []}).unjudged == "no step of all ranks was seen"
+
+
+def test_collectives_are_counted_and_timed_by_the_rank_that_begins_last():
+    lines = lines_of(steps=4)
+    for rank, step in itertools.product(lines, range(4)):
+        for collective in lines[rank][step]["collectives"]:
+            collective[4] = 2.0 + rank
+    small, large = collectives_of_a_step(lines)
+    assert (small["bytes"], large["bytes"], large["calls"], large["ms"]) == (4, 4000, 1, 2)
+    assert large["busbw_gb_per_s"] == pytest.approx(4000 / 2e-3 / 1e9)  # 2 (n - 1) / n is 1
+    untimed = collectives_of_a_step(lines_of(steps=4))[1]
+    assert untimed["ms"] is None and untimed["busbw_gb_per_s"] is None
+
+
+def test_a_slow_layer_of_two_trained_ranks_is_named(tmp_path):
+    program = [sys.executable, TESTS / "planted_slowness.py", tmp_path, "1", "1", "0", "layer"]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    options = {"env": environment, "timeout": 200, "check": True}
+    done = subprocess.run(program, capture_output=True, text=True, **options)
+    line = json.loads(done.stdout)
+    assert line["outcome"]["rank"] and line["outcome"]["kind"] and line["outcome"]["bucket"]
+
+
+SCRIPT = """import json, os, sys
+path = json.loads(os.environ["RINGSIDE_SCRIPT"])["lines"]
+for rank, lines in json.load(open(sys.argv[1])).items():
+    with open(path.format(rank=rank), "w") as file:
+        file.writelines(json.dumps(line) + "\\n" for line in lines)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def observed(tmp_path, capsys, lines, status=0):
+    """What `observe` prints of a script that writes these lines."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "lines.json").write_text(json.dumps(lines))
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "lines.json")]
+    output = ["--output-dir", str(tmp_path / "outputs")]
+    assert main(["observe", *output, "--", *command, str(status)]) == bool(status)
+    return capsys.readouterr().out
+
+
+def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
+    text = observed(tmp_path, capsys, lines_of(FAULTS["compute"], 1), status=3)
+    assert "samples/s on 2 ranks" in text
+    assert "Rank 1 is slow" in text and "bucket 1 (layers stem and body); it computes" in text
+    assert "No efficiency is claimed" in text and "benchmark=script" in text
+    [folder] = (tmp_path / "outputs" / "observed").iterdir()
+    content = json.loads((folder / "observed.json").read_text())
+    assert content["status"] == 3 and content["delays"][0]["rank"] == 1
+    assert "Rank 1 is slow" in (folder / "report" / "index.html").read_text()
+    assert (folder / "cpu.jsonl").exists()
+    text = observed(tmp_path, capsys, lines_of())
+    assert "Nothing wrong was seen in 37 steps. A rank that is late by" in text
+
+
+def test_observe_refuses_what_is_no_program(capsys):
+    assert main(["observe", "--", "no-such-program"]) == 2
+    assert "expected a program" in capsys.readouterr().err
