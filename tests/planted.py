@@ -106,25 +106,13 @@ def sample_gpus(folder, gpus, change=None):
     folder.gpu_samples.unlink(missing_ok=True)
     lines = Lines(folder.gpu_samples)
     idle = {
-        "sm_mhz": 345,
-        "power_w": 77.0,
-        "temperature_c": 30,
-        "reasons": 1,
-        "memory_bytes": 0,
-        "own_bytes": 0,
-        "processes": 0,
-        "busy_percent": 0,
-    }
+        "sm_mhz": 345, "power_w": 77.0, "temperature_c": 30, "reasons": 1, "memory_bytes": 0,
+        "own_bytes": 0, "processes": 0, "busy_percent": 0,
+    }  # fmt: skip
     busy = {
-        "sm_mhz": 1980,
-        "power_w": 600.0,
-        "temperature_c": 50,
-        "reasons": 0,
-        "memory_bytes": 40 << 30,
-        "own_bytes": 40 << 30,
-        "processes": 1,
-        "busy_percent": 99,
-    }
+        "sm_mhz": 1980, "power_w": 600.0, "temperature_c": 50, "reasons": 0, "memory_bytes": 40 << 30,
+        "own_bytes": 40 << 30, "processes": 1, "busy_percent": 99,
+    }  # fmt: skip
     ends = [line["time"] for line in phases]
     for number, (phase, begun, end) in enumerate(
         [(None, ends[0] - 1, ends[0] - 1), *named(phases)]

@@ -577,7 +577,7 @@ EDITS = {
     "images/s +10 %, images ÷ seconds unchanged": scale([RATE], 1.1),
     "samples of ranks/0.jsonl halved": halve,
     "record.json times 1.5": scale([RATE, f"{RATE}_per_gpu", "throughput/images"], 1.5),
-}
+}  # fmt: skip
 CELLS = {
     "LOC asked, NCCL ran without it": LOC,
     "LOC ignored by rank 1 only": LOC,
@@ -594,76 +594,49 @@ for verdict, table in (("invalid", INVALID), ("suspect", SUSPECT), ("valid", FIN
 BELOW = {
     "rank 1 slower by 1 %": ("slow_rank_limit", 0.03, slow_rank(0.01)),
     "rank 1 slower by 2 %": ("slow_rank_limit", 0.03, slow_rank(0.02)),
-    "a stranger slows timed steps by 2 %": (
-        "MOST_SLOWER",
-        0.03,
-        windows(lambda ms, number: 1.02 * ms),
-    ),
+    "a stranger slows timed steps by 2 %":
+        ("MOST_SLOWER", 0.03, windows(lambda ms, number: 1.02 * ms)),
     "drift of 0.9 %": ("change_limit", 0.01, drift(0.009)),
-    "each window ends 0.8 % slower": (
-        "change_limit",
-        0.01,
-        each_window(lambda ms, passed: ms * (1 + 0.008 * passed)),
-    ),
+    "each window ends 0.8 % slower":
+        ("change_limit", 0.01, each_window(lambda ms, passed: ms * (1 + 0.008 * passed))),
     "device clock 0.4 % off": ("clock_limit", 0.005, clocks(0.004)),
     "other programs load 5 % of the cores": ("foreign_cpu_limit", 0.1, loaded(0.05)),
     "other programs load 9 % of the cores": ("foreign_cpu_limit", 0.1, loaded(0.09)),
-    "1.9 GiB in use before the start": (
-        "foreign_memory_gib",
-        2.0,
-        before(memory_bytes=int(1.9 * GIB)),
-    ),
+    "1.9 GiB in use before the start":
+        ("foreign_memory_gib", 2.0, before(memory_bytes=int(1.9 * GIB))),
     "9 % busy before the start": ("foreign_busy_percent", 10.0, before(busy_percent=9)),
     "clock of one GPU 4 % lower": ("clock_spread_limit", 0.05, during("timed", sm_mhz=1901)),
-    "2 of 54 layers in float32": (
-        "FEWEST_RIGHT",
-        0.95,
-        arithmetic(layers={"bfloat16": 52, "float32": 2}),
-    ),
-    "samples in whole microseconds": (
-        "MOST_OF_GRID",
-        1e-4,
-        windows(lambda ms, number: round(ms, 3)),
-    ),
+    "2 of 54 layers in float32":
+        ("FEWEST_RIGHT", 0.95, arithmetic(layers={"bfloat16": 52, "float32": 2})),
+    "samples in whole microseconds":
+        ("MOST_OF_GRID", 1e-4, windows(lambda ms, number: round(ms, 3))),
     "a baseline 1 % too slow": ("MOST_EFFICIENCY", 1.02, baseline(0.01)),
     "a stale baseline 1 % too fast": ("MOST_SLOWER_TOGETHER", 0.01, baseline(-0.01, days=365)),
-}
+}  # fmt: skip
 # Those of 1b with real ranks, and those that no raw file can hold.
 ELSEWHERE = {
-    "17 faults that begin with the timed windows": (
-        "test_live_faults.py",
-        "a_fault_that_begins_with_the_timed_windows",
-    ),
+    "17 faults that begin with the timed windows":
+        ("test_live_faults.py", "a_fault_that_begins_with_the_timed_windows"),
     "no exchange in a cell of real ranks": ("test_measuring.py", "replicas_equal"),
     "gradient faults of real ranks": ("test_as_asked.py", "test_faults_of_the_exchange_are_found"),
     "host sleeps between iterations": ("test_as_asked.py", "time_between_steps"),
     "an exchange over gloo that is not awaited": ("test_as_asked.py", "exchange_wrong"),
-    "torch.compile that does nothing": (
-        "test_compiled_cells.py",
-        "a_compiler_that_does_nothing_is_seen",
-    ),
-    "a baseline 1.5 or 2 % too slow, where runs scatter by 0.13 %": (
-        "test_validity.py",
-        "test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs",
-    ),
+    "torch.compile that does nothing":
+        ("test_compiled_cells.py", "a_compiler_that_does_nothing_is_seen"),
+    "a baseline 1.5 or 2 % too slow, where runs scatter by 0.13 %":
+        ("test_validity.py", "test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs"),
     "other programs load the cores": ("test_surroundings.py", "foreign_cpu"),
     "a baseline of another driver, code, GPU, batch or precision": (
         "test_planted.py",
         "test_a_baseline_of_another_machine_software_or_request_is_not_compared",
     ),
-    "a baseline 3 % too slow, or 2 or 5 % too fast": (
-        "test_planted.py",
-        "test_a_baseline_that_is_too_slow_or_too_fast_is_seen",
-    ),
-    "both clocks 1 % lower, or at a power cap of 1,500 MHz, than the baseline's": (
-        "test_planted.py",
-        "test_other_clocks_than_the_baselines_are_a_finding",
-    ),
-    "samples of the GPUs lost, or an hour old; NCCL's log lost": (
-        "test_planted.py",
-        "test_what_was_lost_before_the_record_was_made_is_unchecked",
-    ),
-}
+    "a baseline 3 % too slow, or 2 or 5 % too fast":
+        ("test_planted.py", "test_a_baseline_that_is_too_slow_or_too_fast_is_seen"),
+    "both clocks 1 % lower, or at a power cap of 1,500 MHz, than the baseline's":
+        ("test_planted.py", "test_other_clocks_than_the_baselines_are_a_finding"),
+    "samples of the GPUs lost, or an hour old; NCCL's log lost":
+        ("test_planted.py", "test_what_was_lost_before_the_record_was_made_is_unchecked"),
+}  # fmt: skip
 SILENT = {
     "the exchange beside compute, 3 times too slow": "its share of the reference (26 %) is shown; "
     "clean exchanges have 21 to 119 %",

@@ -305,13 +305,11 @@ CELLS = {
 SEEN = "-"
 EQUAL = "all ranks leave the same gradient, which nothing in a window compares with a mean"
 LIVE = {
-    "exchange skipped in 1 of 10 steps": Live(
-        "fp32", in_steps(skip_exchange), {"steps_changed", "replicas_differ"}, SEEN
-    ),
+    "exchange skipped in 1 of 10 steps":
+        Live("fp32", in_steps(skip_exchange), {"steps_changed", "replicas_differ"}, SEEN),
     "gradients of the step before": Live("fp32", stale(), {"gradient_not_mean"}, EQUAL),
-    "learning rate 0": Live(
-        "fp32", [(Strategy, "update", stand_still)], {"weights_still", "steps_changed"}, SEEN
-    ),
+    "learning rate 0":
+        Live("fp32", [(Strategy, "update", stand_still)], {"weights_still", "steps_changed"}, SEEN),
     "autocast off": Live("bf16", [(step, "AUTOCAST", Autocast(AUTOCAST))], {"failed"}, SEEN),
     "autocast off, inputs in float32": Live(
         "bf16",
@@ -322,21 +320,17 @@ LIVE = {
     "half of each bucket sent": Live(
         "buckets", hooked("half of each bucket"), {"gradient_not_mean", "steps_changed"}, SEEN
     ),
-    "last bucket dropped": Live(
-        "buckets", hooked("last bucket"), {"gradient_not_mean", "steps_changed"}, SEEN
-    ),
+    "last bucket dropped":
+        Live("buckets", hooked("last bucket"), {"gradient_not_mean", "steps_changed"}, SEEN),
     "sum for mean": Live("fp32", hooked("sum"), {"gradient_not_mean"}, EQUAL),
-    "bf16 on the wire": Live(
-        "buckets", hooked("bf16 on the wire"), {"gradient_not_mean", "steps_changed"}, EQUAL
-    ),
+    "bf16 on the wire":
+        Live("buckets", hooked("bf16 on the wire"), {"gradient_not_mean", "steps_changed"}, EQUAL),
     "accumulation over two steps": Live("fp32", in_steps(accumulate), {"steps_changed"}, SEEN),
     "update in every second step": Live("fp32", update_sometimes(), {"steps_changed"}, SEEN),
-    "half of each batch computed": Live(
-        "fp32", [(models, "build", half_computed)], {"steps_changed"}, "outputs are whole"
-    ),
-    "half of each batch enters the model": Live(
-        "fp32", [(Training, "_backward", half_counted)], {"images_miscounted"}, SEEN
-    ),
+    "half of each batch computed":
+        Live("fp32", [(models, "build", half_computed)], {"steps_changed"}, "outputs are whole"),
+    "half of each batch enters the model":
+        Live("fp32", [(Training, "_backward", half_counted)], {"images_miscounted"}, SEEN),
     "evaluation mode": Live(
         "fp32",
         [(Training, "_backward", evaluate)],
@@ -349,9 +343,8 @@ LIVE = {
         {"batches_not_distinct"},
         "no step tells its batch",
     ),
-    "windows written twice": Live(
-        "fp32", [(Reporter, "block", written_twice)], {"windows_repeated"}, SEEN
-    ),
+    "windows written twice":
+        Live("fp32", [(Reporter, "block", written_twice)], {"windows_repeated"}, SEEN),
     "slowest tenth flattened": Live("fp32", [(Clock, "block", flattened)], {"samples_cut"}, SEEN),
     "all layers but one in float32": Live(
         "bf16",
@@ -359,7 +352,7 @@ LIVE = {
         {"precision_not_used"},
         "no step tells its dtypes",
     ),
-}
+}  # fmt: skip
 
 
 def cases():
