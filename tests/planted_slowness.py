@@ -145,7 +145,10 @@ def run(folder, plan):
     hogs = []
     if plan["kind"] == "hog":
         hogs = [FORK.Process(target=hog, args=(plan["rank"] % 2,)) for _ in range(HOGS)]
-    for process in (*processes, *hogs):
+    for process in hogs:
+        process.start()
+        time.sleep(0.5)  # it works before the ranks do
+    for process in processes:
         process.start()
     for process in processes:
         process.join(60 + 5 * SECONDS)

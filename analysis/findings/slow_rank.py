@@ -18,7 +18,7 @@ FEWEST_STEPS = 16
 BLOCKS = 8  # of consecutive steps; their means are taken for independent
 TESTS = 3  # of each rank: it runs, sleeps, or waits for its core for longer
 WRONG_NAMES = 0.002  # of clean runs, as far as blocks are independent
-LEAST_SHARE = 0.05  # of a step; a smaller delay is not named
+LEAST_SHARE, LEAST_WAITED = 0.05, 0.2  # of a step; less is not named. Waits for a core vary more
 EXPOSED_SHARE = 0.3  # of a step in which all ranks wait for data; less is usual
 CONCENTRATED = 0.45  # share of a delay that lies elsewhere than the ranks' time does
 FOREIGN_LOAD, LINK = "foreign load", "link"
@@ -142,13 +142,13 @@ def _slow_ranks(steps: Steps, step_ms: float, rate: float) -> tuple[list[Delay],
         # Where ranks wait for cores, one that runs for longer waits for longer, too.
         waiting = _waited_share(steps, rank)
         of_rank = []
-        for kind, weights in (
-            ("compute", (1 + waiting, 0.0, 0.0)),
-            ("sleep", (0.0, 0.0, 1.0)),
-            (FOREIGN_LOAD, (-waiting, 1.0, 0.0)),
+        for kind, weights, least_share in (
+            ("compute", (1 + waiting, 0.0, 0.0), LEAST_SHARE),
+            ("sleep", (0.0, 0.0, 1.0), LEAST_SHARE),
+            (FOREIGN_LOAD, (-waiting, 1.0, 0.0), LEAST_WAITED),
         ):
             ms, noise_ms = _estimate(_excess_ms(steps, rank, weights), len(steps[0]) * TESTS)
-            limit_ms = max(noise_ms, LEAST_SHARE * step_ms)
+            limit_ms = max(noise_ms, least_share * step_ms)
             if kind != FOREIGN_LOAD:
                 least_ms = max(least_ms, limit_ms)
             if ms > limit_ms:
