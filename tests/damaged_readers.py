@@ -42,6 +42,9 @@ PYTHONS_WORDS = re.compile(
 )
 
 
+SHOWN = 1  # one input of so many is printed as a table and drawn too, which take the most time
+
+
 class Refusal(Exception):
     """What a reader declares to raise, or a status other than 0 of a command."""
 
@@ -103,9 +106,10 @@ def command(name, suffix="", drawn=False):
     def read(seed, folder):
         path = folder / f"input{suffix}"
         path.write_bytes(seed.data)
-        if drawn:
+        shown = zlib.crc32(seed.data) % SHOWN == 0
+        if shown and drawn:
             run_command(name, str(path), "--svg", str(folder / "drawing.svg"))
-        else:
+        elif shown:
             run_command(name, str(path))
         return run_json(name, str(path))
 
@@ -449,7 +453,8 @@ def read_forecasts(seed, folder):
         ("compare", study, study),
     )
     request = requests[len(seed.data) % len(requests)]
-    run_command(*request)
+    if zlib.crc32(seed.data) % SHOWN == 0:
+        run_command(*request)
     run_json(*request)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import faults_table
 from faults import TRAINING, PlantedSweep, cap_of
-from faults_seen import ORPHANS_S, TRACEBACK, examine, outcome
+from faults_seen import ENDED_AT_ONCE, ORPHANS_S, TRACEBACK, examine, outcome
 from faults_table import LOST_AFTER_S, SILENCE_S, START_S, TABLES_OF_HOSTS, key_of
 
 from benchmarks.record import read_lines, read_study
@@ -122,7 +122,7 @@ def launchers_of(folder, faults, template):
             sweep.replant({key: fault})
             sweep.run(*of_phase(fault), caps=[cap, HEALTHY[0]], timeout_s=180)
             sweep.orphans()  # before anything ends them
-            if fault.kind == "SIGKILL":  # as the next launcher does at once
+            if fault.kind in ENDED_AT_ONCE:  # as the next launcher does
                 StudyFolder(str(sweep.output_dir), sweep.study_dir.name).recover()
             newest = next(reversed(sweep.records(cap)), None)
             outcomes.append(examine(fault, sweep, key, record=newest))

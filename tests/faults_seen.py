@@ -16,6 +16,8 @@ from benchmarks.record import read_lines
 from benchmarks.record.folder import DAMAGED, read_text, sha256
 
 ORPHANS_S = 10.0  # after the launcher's end
+# Signals after which a launcher ends nothing: its cell is closed by the next one.
+ENDED_AT_ONCE = ("SIGKILL", "SIGINT twice")
 # Goals: to notice a process that ended, and a hang beyond its deadline.
 ENDED_S, BEYOND_DEADLINE_S = 5.0, 15.0
 CACHES = re.compile(r"torchinductor_")  # of torch, one for each user
@@ -55,9 +57,9 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     if expected_cause is None and fault.cause:
         expected_rank = None
         expected_status = fault.status if fault.target == "launcher" else 0
-    # A launcher that was killed ends nothing: its cell is closed by the next one.
     noticed_s = None
-    if failure and struck and (fault.kind, fault.target) != ("SIGKILL", "launcher"):
+    at_once = fault.target == "launcher" and fault.kind in ENDED_AT_ONCE
+    if failure and struck and not at_once:
         noticed_s = round(record.ended_at - struck["time"], 2)
     seen = {
         "samples_lost": samples_lost(struck, record, sweep.study_dir) if struck else 0,

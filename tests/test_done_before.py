@@ -150,21 +150,23 @@ def test_a_process_like_the_ranks_tells_the_versions_and_one_that_fails_tells_no
     assert own._versions_on_gpus == {}
 
 
+@pytest.mark.parametrize("elsewhere", [{}, {"nodes": ("a", "b")}, {"topology": "file"}])
 @pytest.mark.parametrize("cells", [1, 2])
-def test_a_dry_run_says_what_is_done_before_and_the_time_of_the_rest(tmp_path, here, cells):
+def test_a_dry_run_says_what_is_done_before_and_the_time_of_the_rest(
+    tmp_path, here, cells, elsewhere
+):
     study = planted(tmp_path, REAL)
     before = sorted(study.folder.rglob("*"))
-    config = SimpleNamespace(
-        output_dir=str(tmp_path), study="study", resume=True, topology=None, nodes=()
-    )
+    options = {"output_dir": str(tmp_path), "study": "study", "resume": True}
+    config = SimpleNamespace(**options | {"topology": None, "nodes": ()} | elsewhere)
     plan = [PlannedCell(dataclasses.replace(REAL.cell, repeat=index)) for index in range(cells)]
     console = Console(file=io.StringIO(), width=200)
     print_plan(SimpleNamespace(config=config, cells=plan), here, console)
     lines = console.file.getvalue().splitlines()
     assert [line.endswith(" (done before)") for line in lines[:cells]] == [True, False][:cells]
-    said = (
-        "1 run done before; nothing was started"
-        if cells == 1
-        else "1 run done before; 1 run, about "
-    )
-    assert lines[-1].startswith(said) and sorted(study.folder.rglob("*")) == before
+    provided = ""
+    if elsewhere:
+        provided = " (if their machine has not changed: a dry run does not ask it)"
+    rest = ["nothing was started", "1 run, about "][cells - 1]
+    assert lines[-1].startswith(f"1 run done before{provided}; {rest}")
+    assert sorted(study.folder.rglob("*")) == before

@@ -93,6 +93,9 @@ def test_a_cut_list_of_ranks_and_uneven_groups_give_no_number():
     body = header((2, 13), BOTH) + row("none -1", 32768, 1024, (50.0, 51.0), "0") + "\n"
     assert only(listed(24) + "#  Rank 24 Group  0 Pid  9 on ho...\n" + body).ranks is None
     assert only(listed(8).replace("Rank  3", "Rank  9") + body).ranks is None
+    two_a_process = "# nThread 1 nGpus 2 minBytes 8\n"
+    assert only(two_a_process + listed(7) + body).ranks is None
+    assert only(two_a_process + listed(8) + body).ranks == 8
     split = listed(4) + listed(4, group="Group  1 ").partition("\n")[2]
     assert only(split + body).ranks == 4
     uneven = only(split + listed(1, group="Group  2 ").partition("\n")[2] + body)

@@ -72,7 +72,8 @@ class Interrupted(io.RawIOBase):
         return True
 
     def write(self, data):
-        signal.raise_signal(signal.SIGINT)
+        if not self.text:
+            signal.raise_signal(signal.SIGINT)
         self.text += bytes(data)
         return len(data)
 

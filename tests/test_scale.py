@@ -12,6 +12,7 @@ import time
 
 import pytest
 from build import ROOT, make_record, steps
+from faults_seen import ranks_alive, tokens, until
 from rich.console import Console
 
 from analysis.__main__ import main
@@ -120,33 +121,55 @@ def test_a_signal_while_done_cells_are_settled_ends_it(tmp_path, monkeypatch, si
     assert len(list(study.glob("*/record.json"))) == 12
 
 
-STUBBORN = """
-import signal, sys, time
+IN_REPORT = """
 from launch.study.background import StudyReport
 
 def write(self):
-    try:
-        signal.raise_signal(signal.{name})
-    except KeyboardInterrupt:
-        print("goes on", flush=True)
-    signal.raise_signal(signal.{name})
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal({signum})
+    time.sleep(0.3)
+    signal.raise_signal({signum})
     time.sleep(60)
 
 StudyReport.write = write
+"""
+# While the ranks of a cell are being stopped.
+IN_STOP = """
+from benchmarks.agent import processes
+from launch.supervision.watch import Watch
+
+def update(self):
+    Watch.update = lambda self: None
+    signal.raise_signal({signum})
+
+def end(token, grace_s):
+    time.sleep(0.3)
+    signal.raise_signal({signum})
+    time.sleep(60)
+
+Watch.update, processes.end = update, end
+"""
+START = """
+import contextlib, runpy, signal, sys, time
+{program}
 sys.argv[0] = "launch.py"
-import runpy
 runpy.run_path("launch.py", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("name", [signum.name for signum in SIGNALS])
-def test_a_second_signal_ends_a_launcher_at_once(tmp_path, name):
-    finished(tmp_path, 2)
-    typed = [sys.executable, "-c", STUBBORN.format(name=name), *command(tmp_path, 2)]
+@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize(("program", "cells"), [(IN_REPORT, 2), (IN_STOP, 3)])
+def test_a_second_signal_ends_a_launcher_at_once(tmp_path, program, cells, signum):
+    """The third size is not done."""
+    study = finished(tmp_path, 2)
+    script = START.format(program=program.format(signum=int(signum)))
+    typed = [sys.executable, "-c", script, *command(tmp_path, cells)]
     began = time.monotonic()
     done = subprocess.run(typed, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (130, "") and time.monotonic() - began < 60
-    assert "what was measured is kept" in done.stdout and done.stdout.endswith("goes on\n")
+    assert done.stdout.splitlines()[-1].startswith("stopped at once: what was measured is kept")
+    assert len(list(study.glob("*/record.json"))) == 4
+    assert until(lambda: not ranks_alive(tokens(study)), 10)
 
 
 @pytest.mark.parametrize("signum", SIGNALS)

@@ -13,7 +13,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
-from analysis.topology.drawing import lay_out
+from analysis.topology.drawing import lay_out, saved, topology_figure
 from analysis.topology.model import (
     distinct_classes,
     is_known,
@@ -388,6 +388,15 @@ def test_drawing_is_the_same_every_time_and_names_everything(name, labels, tmp_p
     assert svg == (tmp_path / "two.svg").read_text() and "dc:date" not in svg
     assert [label for label in labels.split("|") if label not in svg] == []
     assert ("NVSwitch" in svg) == (name == "h200_x8")
+
+
+@pytest.mark.parametrize("label", ["0-19", "mlx5_1", "NV2"])
+def test_a_drawing_cuts_a_label_of_any_length(label):
+    """matplotlib would take seconds for it."""
+    drawing = saved(
+        topology_figure(parse_topology_text(DGX1.replace(label, label + "0" * 9000))), "svg"
+    )
+    assert b"0" * 200 not in drawing and f"{label}0000".encode() in drawing
 
 
 def test_drawing_has_gpus_in_one_row_above_their_nics():

@@ -180,6 +180,8 @@ class NcclTestsRun:
         if ranks_of:
             ranks = next(iter(ranks_of.values()))
             are_whole = ranks == set(range(len(ranks)))
+            of_process = self.settings.get("nThread", 1) * self.settings.get("nGpus", 1)
+            are_whole &= of_process > 0 and len(self.devices) % of_process == 0
             if are_whole and all(group == ranks for group in ranks_of.values()):
                 self.ranks = len(ranks)
             else:

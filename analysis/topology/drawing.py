@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.text import count
+from analysis.text import count, single_line
 from analysis.topology.model import (
     Device,
     Topology,
@@ -23,7 +23,6 @@ from analysis.topology.model import (
     quality,
 )
 from benchmarks.record.safe_files import write_named
-from benchmarks.record.safe_text import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +35,7 @@ NVSWITCH_Y = 1.5
 GPU_STEP, NIC_STEP = 1.25, 1.15
 LABEL_WIDTH = 1.6  # of a PCIe switch
 LETTER = 0.085  # width of a letter of a socket's label
+LONGEST_LABEL = 120  # letters: matplotlib takes seconds for some ten thousand
 GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
 GREY = "#9aa3ad"
 WIDEST, NARROWEST = 6.5, 1.6  # points
@@ -75,7 +75,7 @@ def sockets_of(topology: Topology) -> list[tuple[str, list[Device]]]:
             label.append(f"NUMA node {gpu.numa_affinity}")
         if gpu.cpu_affinity:
             label.append(f"CPUs {gpu.cpu_affinity}")
-        home[gpu.index] = ", ".join(label)
+        home[gpu.index] = single_line(", ".join(label), LONGEST_LABEL)
         sockets.setdefault(home[gpu.index], []).append(gpu.index)
     distant: list[Device] = []
     for nic in topology.nics:
@@ -193,7 +193,7 @@ def topology_figure(topology: Topology) -> "Figure":
     title = count(len(topology.gpus), "GPU")
     models = best_first(gpu.name for gpu in topology.devices if gpu.name)
     if models:
-        title += f" ({visible(models[0], kept='')})"
+        title += f" ({single_line(models[0], LONGEST_LABEL)})"
     if topology.nics:
         title += f", {count(len(topology.nics), 'NIC')}"
     with matplotlib.rc_context(STYLE):
@@ -217,7 +217,8 @@ def topology_figure(topology: Topology) -> "Figure":
             if isinstance(device, int):
                 _draw_box(axes, at, (0.96, 0.56), f"GPU{device}", "#76b900", "#3d6100", 10)
             else:
-                _draw_box(axes, at, (1.0, 0.4), device, "#d3e3f5", "#5b7fa6", 7.5)
+                label = single_line(device, LONGEST_LABEL)
+                _draw_box(axes, at, (1.0, 0.4), label, "#d3e3f5", "#5b7fa6", 7.5)
         _draw_legend(axes, topology, layout.styles)
         axes.set_title(title, fontsize=12)
     return figure
@@ -262,10 +263,11 @@ def _draw_legend(axes: Any, topology: Topology, styles: LineStyles) -> None:
     handles = []
     for word in sorted(counts, key=lambda word: word not in styles):
         pairs = count(counts[word], "pair")
-        look: Any = {"linestyle": "none", "label": f"{word} ({pairs}, no line)"}
+        label = single_line(word, LONGEST_LABEL)
+        look: Any = {"linestyle": "none", "label": f"{label} ({pairs}, no line)"}
         if word in styles:
             look = {"color": styles[word][0], "linewidth": styles[word][1]}
-            look["label"] = f"{word} ({pairs})"
+            look["label"] = f"{label} ({pairs})"
         handles.append(Line2D([], [], **look))
     if handles:
         position = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncol": 4}

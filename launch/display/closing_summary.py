@@ -60,9 +60,12 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
     study = StudyFolder(config.output_dir, config.study, only_read=True)
     records, _ = read_study(study.folder)
     done: Collection[int] = ()
-    # what is around the cells of other machines is not known here
-    if config.resume and records and config.topology is None and not config.nodes:
-        cells = [entry.cell for entry in planned.cells]
+    provided = ""
+    cells = [entry.cell for entry in planned.cells]
+    if config.resume and records and (config.topology is not None or config.nodes):
+        done = [index for index, cell in enumerate(cells) if study.finished(cell)]
+        provided = " (if their machine has not changed: a dry run does not ask it)"
+    elif config.resume and records:
         done = find_finished(
             cells, study, here, lambda line: console.print(f"note: {line}", markup=False)
         )
@@ -76,7 +79,7 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
         console.print(f"{index + 1:4d}  {entry.name}{mark}", markup=False)
     if planned.cells and planned.cells[-1].drift:
         console.print("note: drift: the first run once more at the end, to show what changed")
-    about = f"{count(len(done), 'run')} done before"
+    about = f"{count(len(done), 'run')} done before{provided}"
     if rest or not done:
         time = worded(rest, records)
         about = f"{about}; {time}" if done else time

@@ -29,6 +29,8 @@ STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
 REST_SECONDS = 0.5  # without another line: they have written all
 # At most, between the end of an agent and the signal to this process that came with it.
 SIGNAL_SECONDS = 2.0
+# Signals that come together are one request, as of a program that forwards what a terminal sends.
+SAME_REQUEST_SECONDS = 0.1
 # At most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory.
 AGENT_SECONDS = 3.0
 STOPPED = Failure("interrupted", None, "stopped by the user")
@@ -183,6 +185,7 @@ class Stopping:
 
     def __init__(self, console: Console) -> None:
         self._requested = False
+        self._requested_s = 0.0  # of the monotonic clock
         self._console = console
         self._at_once = False  # what runs now loses nothing that was measured
 
@@ -220,12 +223,23 @@ class Stopping:
 
     def _request(self, signum: int, frame: Any) -> None:
         if self._requested:
-            if self._at_once:
-                os._exit(INTERRUPTED)
+            if time.monotonic() - self._requested_s > SAME_REQUEST_SECONDS:
+                self._say(
+                    "stopped at once: what was measured is kept; the same command measures the rest"
+                )
+                os._exit(INTERRUPTED)  # the agents end their ranks
             return
         self._requested = True
-        # While this thread prints something else, Python forbids a second.
-        with contextlib.suppress(RuntimeError):
-            self._console.print("stopping: no further run is started; what was measured is kept")
+        self._requested_s = time.monotonic()
+        self._say(
+            "stopping: no further run is started; what was measured is kept "
+            "(a second signal stops at once)"
+        )
         if self._at_once:
             raise KeyboardInterrupt
+
+    def _say(self, sentence: str) -> None:
+        # While this thread prints something else, Python forbids a second.
+        with contextlib.suppress(RuntimeError):
+            self._console.show_cursor()
+            self._console.print(sentence)
