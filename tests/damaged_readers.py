@@ -528,7 +528,7 @@ READERS = {
     ),
     "cell": Reader(
         cell_seeds, recover_cell, TEXT_AND_JSON, (damage.cut, damage.lose_lines),
-        follows=("/ranks/.*/done",),
+        follows=("/ranks/.*/done", "/metrics/gpu/.*"),  # a window without an end goes on
     ),
     "nccl-log": Reader(
         nccl_logs, command("nccl-log"), TEXT, LINES,

@@ -123,16 +123,6 @@ def test_a_host_without_samples_is_unchecked_and_the_other_keeps_its_place(tmp_p
     assert "of the CPU on host b was not sampled" in unknown["foreign_cpu"]
 
 
-def test_a_phase_whose_end_is_not_known_has_no_numbers(tmp_path):
-    """Its samples may be of what came after it."""
-    _, folder = sampled(tmp_path, ({}, 0.0), ({}, 0.0))
-    lines = folder.rank_lines(0).read_text().splitlines(keepends=True)
-    last = max(number for number, line in enumerate(lines) if '"phase": "timed"' in line)
-    folder.rank_lines(0).write_text("".join(lines[: last + 1]))
-    metrics, checks = summary(folder)
-    assert metrics == {} and "timed" not in checks["gpu_samples"]["phases"]
-
-
 def test_files_of_further_hosts_are_hashed_packed_set_aside_and_verified(tmp_path):
     record, folder = sampled(tmp_path, ({}, 0.0), ({"power_w": 500}, 0.0))
     names = {"gpus.jsonl", "gpus-1.jsonl", "cpu.jsonl", "cpu-1.jsonl"}

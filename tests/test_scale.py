@@ -20,9 +20,10 @@ from analysis.study.study import Study
 from benchmarks.record import CellFolder, Validity, read_study, write
 from conf.command_line import read
 from launch import compose, sweep
-from launch.display import screen
 from launch.display.screen import Screen
 from launch.machine.devices import torch_version
+from launch.study import background
+from launch.study.live_forecasts import Forecasts
 
 COUNTS = 6, 12, 24  # cells of two GPUs, of two runs each
 METRICS = {"step/ms_median": 9.0, "strategy/cost_ms": 1.0, "comm/exchange_ms": 2.0}
@@ -193,16 +194,23 @@ def test_a_large_study_is_not_made_again_for_each_cell(tmp_path, monkeypatch):
     requests, _ = compose.requests_of(read(command(tmp_path, 6)), os.environ)
     cells = sweep.prepared(requests, os.environ)[0].cells
     measured = read_study(tmp_path / "done")[0]
-    monkeypatch.setattr(screen, "SLOW_S", -1.0)
-    monkeypatch.setattr(screen, "REST", 1e9)
+    monkeypatch.setattr(background, "SLOW_S", -1.0)
+    monkeypatch.setattr(background, "REST", 1e9)
     of, made = Study.of, []
     monkeypatch.setattr(Study, "of", lambda *given, **named: made.append(1) or of(*given, **named))
     printed = io.StringIO()
-    with screen.Screen(cells, measured, Console(file=printed, width=200)) as shown:
+    with Screen(cells, measured, Console(file=printed, width=200)) as shown:
         for index, record in enumerate(measured):
             shown.settle(index, "finished", record)
     assert len(made) == 2, "at the first cell, and at the end"
     assert printed.getvalue().count("images/s") == len(measured)
+    made.clear()
+    forecasts = Forecasts("auto", lambda job: job())
+    for number, record in enumerate(measured, 1):
+        forecasts.learn(measured[:number])
+        forecast = forecasts.before(record.cell, record.environment, measured[:number])
+        assert forecast["cells"] == 1
+    assert len(made) == 2, "for the first forecast, and for the errors of its model"
 
 
 # issue 35 has 15 s for a report of 2,000 configurations; here are 10,000

@@ -7,6 +7,7 @@ says that nothing changes: the step of one GPU, and the cost of the nearest meas
 """
 
 import contextlib
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -436,6 +437,9 @@ def _score_key(way: str, query: CellQuery) -> tuple[str, str, str]:
     return way, query.machine, query.workload.requested("device")
 
 
+calibration_of = functools.lru_cache(maxsize=1)(calibrate)  # of the launcher's study
+
+
 def forecast_before(
     cell: Cell, study: Study, machine: str, link_class: str | None, scores: Scores
 ) -> dict[str, Any]:
@@ -446,7 +450,7 @@ def forecast_before(
     none. `machine` is the one it will run on, `link_class` the farthest between its GPUs.
     """
     try:
-        calibration = calibrate(study)
+        calibration = calibration_of(study)
     except ValueError:
         refused = "no run of the study with a step time was measured before it"
         return {"version": VERSION, "cells": 0, "refused": refused}

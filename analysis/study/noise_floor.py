@@ -325,7 +325,7 @@ def floors_of(path: Path) -> dict[str, Scatters]:
         for content in rows:
             try:
                 row = msgspec.structs.asdict(msgspec.convert(content, ROW))
-            except (msgspec.ValidationError, OverflowError):
+            except (ValueError, OverflowError):
                 continue
             metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
             squares = row.pop("squares")

@@ -93,8 +93,7 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
 
     Both are empty without samples. A line that the sampler did not write so is passed over.
     """
-    # The phases of rank 0 in order. The last ends when the rank has its result; one whose end is
-    # not known is none.
+    # The phases of rank 0 in order. The last ends when the rank has its result.
     phases: list[Phase] = []
     is_open = False
     for line in read_lines(folder.rank_lines(0)):
@@ -105,8 +104,6 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
         is_open = line["kind"] == Kind.PHASE and "phase" in line
         if is_open:
             phases.append(Phase(str(line["phase"]), line["time"], math.inf))
-    if is_open:
-        phases.pop()
     gpus, cpus = [], []
     for host in folder.sampled_hosts():
         gpus.append(samples_of(folder.samples_of("gpus", host), GPU_LINE))
@@ -134,7 +131,7 @@ def samples_of(path: Path, shape: Any) -> list[Sample]:
     """Return the lines of a file that are samples of a shape: GPU_LINE or CPU_LINE."""
     samples = []
     for line in read_lines(path):
-        with contextlib.suppress(msgspec.ValidationError):
+        with contextlib.suppress(ValueError):
             msgspec.convert(line, shape)
             samples.append(line)
     return samples

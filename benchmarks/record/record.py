@@ -24,7 +24,7 @@ from msgspec import Meta
 from benchmarks.record import safe_files
 from benchmarks.record.encoding import NOT_FINITE, encoded, refuse_deep, restored
 from benchmarks.record.folder import CellFolder, record_paths
-from benchmarks.record.shapes import DERIVED_FIELDS, RECORD_FIELDS, Number
+from benchmarks.record.shapes import DERIVED_FIELDS, RECORD_FIELDS, Finite, Number
 from conf.cell import OMITTED_IF_EMPTY, Cell, Network, Optimizer
 
 SCHEMA_VERSION = 7
@@ -65,7 +65,7 @@ class Validity:
     # code: why it could not run, although it should have
     unchecked: dict[str, str] = field(default_factory=dict)
     # validity.* as asked: what the checks judged by
-    limits: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, Finite] = field(default_factory=dict)
     # code: why such a cell has nothing to check
     not_applicable: dict[str, str] = field(default_factory=dict)
 

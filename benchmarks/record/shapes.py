@@ -5,12 +5,15 @@ field that stands here the value has this type, or the field is absent; None sta
 type says so. Benchmarks and strategies of the user's own may add fields, which stay as they are.
 """
 
+import sys
 from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
 # A number of JSON that fits a double: an integer stays one.
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float
+LARGEST = sys.float_info.max
+Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]  # also no NaN
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Matrix = list[list[Number | None]]
 
@@ -193,7 +196,7 @@ HOST: dict[str, Any] = dict(
     links=dict[str, str],
     topology=str | None,
     interface=str | None,
-    interfaces=rows(name=str, mbit_per_s=Number | None),
+    interfaces=rows(name=str, mbit_per_s=Finite | None),
 )
 
 ENVIRONMENT = optional(

@@ -39,6 +39,7 @@ from launch.display.columns import (
 )
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
+from launch.study.background import Pace
 from launch.supervision.watch import Watch
 
 STATE_STYLES = {"finished": "green", "interrupted": "yellow", "failed": "red"}
@@ -61,9 +62,6 @@ MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
 OTHER_LINES = 6  # of the terminal that are not rows
 FEWEST_ROWS = 3
-# A study of thousands of records is not made again for each cell: only after so many times as long
-# as it took. Until then a row has what its own record says.
-SLOW_S, REST = 0.25, 20
 
 
 class Screen:
@@ -97,7 +95,7 @@ class Screen:
         self._running: dict[int, tuple[float, str]] = {}
         self._live: Live | None = None
         self._is_last = False  # the table that stays
-        self._study_after_s = 0.0  # when the study is looked at again
+        self._pace = Pace()  # of the study; until then a row has what its own record says
         self._is_stale = False  # records have come since the numbers of all rows were computed
 
     def __enter__(self) -> "Screen":
@@ -156,13 +154,10 @@ class Screen:
         if record:
             self._study_records.append(record)
             self._is_stale = True
-        began_s = time.monotonic()
-        if began_s >= self._study_after_s:
-            self._estimate()
-            self._compute_numbers([*self._rows(), index])
-            took_s = time.monotonic() - began_s
-            if took_s > SLOW_S:
-                self._study_after_s = began_s + REST * took_s
+        if self._pace.is_due:
+            with self._pace.making():
+                self._estimate()
+                self._compute_numbers([*self._rows(), index])
         elif record and record.state == "finished":
             self._numbers[index] = self._numbers_of(record, {})
         self._print_settled(index)

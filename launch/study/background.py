@@ -12,8 +12,9 @@ import importlib
 import os
 import queue
 import threading
+import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -31,6 +32,31 @@ REPORT = "report"  # the folder in a study's
 NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
           "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf",
           "jinja2")  # fmt: skip
+
+# What is made of thousands of records is not made again for each cell: only after so many times as
+# long as it took.
+SLOW_S, REST = 0.25, 20
+
+
+class Pace:
+    """Says when something that takes longer with every record is to be made again."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0  # of the monotonic clock
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough time has passed since it was made."""
+        return time.monotonic() >= self._due_s
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Take the time of what is entered."""
+        began_s = time.monotonic()
+        yield
+        took_s = time.monotonic() - began_s
+        if took_s > SLOW_S:
+            self._due_s = began_s + REST * took_s
 
 
 class BackgroundQueue:

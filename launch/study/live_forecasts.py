@@ -3,7 +3,8 @@
 A forecast takes some hundredths of a second between two cells. What takes longer is done beside the
 cells: numpy and scipy are imported while the agent imports torch, and the cells that were measured
 are held out, one after the other, while the ranks of the next one start. So the interval of a
-forecast comes from all cells but the one that has just ended.
+forecast comes from all cells but the one that has just ended. A study of thousands of records is
+not looked at before each cell: then a forecast rests on the records of some cells before.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from analysis.validity.effective import class_between
 from benchmarks.record import Record
 from benchmarks.record.lines import now
 from conf.cell import Cell
-from launch.study.background import Job
+from launch.study.background import Job, Pace
 
 MODEL = "analysis.prediction.forecast"
 
@@ -34,6 +35,9 @@ class Forecasts:
         self._submit, self._scatters = submit, scatters
         self._scores: Mapping[Any, Sequence[float]] = {}
         self._newest: list[Record] = []  # what is to be held out next
+        self._study: Study | None = None  # with the record of the cell for which it was made
+        self._machine = ""  # of the sweep
+        self._study_pace, self._scores_pace = Pace(), Pace()
 
     def prepare(self, measured: Sequence[Record]) -> None:
         """Import the model beside the first cell, and hold out cells that were measured before."""
@@ -78,13 +82,19 @@ class Forecasts:
                     ended_at=at,
                     environment=dict(environment),
                 )
-                study = Study.of([*measured, begun], scatters=self._scatters)
+                model = importlib.import_module(MODEL)
+                if self._study_pace.is_due:
+                    with self._study_pace.making():
+                        self._study = Study.of([*measured, begun], scatters=self._scatters)
+                        self._machine = self._study.single(begun).provenance["machine"]
+                        with contextlib.suppress(ValueError):  # nothing was measured
+                            model.calibration_of(self._study)
                 link_class = None
                 if cell.device == "cuda" or len(cell.hosts) > 1:
                     link_class = class_between(begun) or None
-                machine = study.single(begun).provenance["machine"]
-                model = importlib.import_module(MODEL)
-                forecast = model.forecast_before(cell, study, machine, link_class, self._scores)
+                forecast = model.forecast_before(
+                    cell, self._study, self._machine, link_class, self._scores
+                )
         except Exception as error:  # a record that nobody thought of
             forecast = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
         return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **forecast}
@@ -97,9 +107,10 @@ class Forecasts:
         )  # short cells may end faster than a study is held out
         with contextlib.suppress(Exception):  # `before` says why
             model = importlib.import_module(MODEL)
-            if measured:
-                study = Study.of(measured, scatters=self._scatters)
-                self._scores = model.scores_by_machine(study)
+            if measured and self._scores_pace.is_due:
+                with self._scores_pace.making():
+                    study = Study.of(measured, scatters=self._scatters)
+                    self._scores = model.scores_by_machine(study)
 
 
 NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none

@@ -92,7 +92,7 @@ def identity_of(content: object) -> ProcessIdentity | None:
     """Return the identity that a JSON object of a journal holds; None where it holds none."""
     try:
         process = msgspec.convert(content, ProcessIdentity, strict=True)
-    except msgspec.ValidationError:
+    except ValueError:
         return None
     if not 0 < process.pid <= MOST_PID:
         return None
