@@ -189,6 +189,12 @@ class PlantedSweep:
         every = records.read_study(self.study_dir)[0] if self.study_dir.exists() else []
         return [record for record in every if key in (None, "launcher", cap_of(record))]
 
+    def contradicted(self):
+        """What verify says of the study where a value is not as its samples say, in a list."""
+        words = [sys.executable, "-m", "analysis", "verify", str(self.study_dir)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        return [f"verify: {done.stdout[-500:]}{done.stderr}"] if done.returncode else []
+
     def others_finished(self, key):
         """Whether every other cell was finished, and those with a fault of their own have at least their record."""
         states = {}

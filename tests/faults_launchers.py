@@ -62,7 +62,16 @@ def sweep_of(folder, faults, *overrides):
     keyed = {FIRST_CAP + number: fault for number, fault in enumerate(faults)}
     with PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY) as sweep:
         sweep.run(timeout_s=90 * len(faults) + 300)
-        return [examine(fault, sweep, cap) for cap, fault in keyed.items()]
+        return verified(sweep, [examine(fault, sweep, cap) for cap, fault in keyed.items()])
+
+
+def verified(sweep, outcomes):
+    """Return the outcomes, with what verify says of the study that they left in each."""
+    wrong = sweep.contradicted()
+    for one in outcomes:
+        one["wrong"] += wrong
+        one["right"] = not one["wrong"]
+    return outcomes
 
 
 def on_two_hosts(folder, faults):
@@ -100,8 +109,7 @@ def on_two_hosts(folder, faults):
             left = sweep.all_left()
             if left or sweep.orphans():
                 seen["wrong"].append(f"in the end: {left}, {sweep.orphans()}")
-            seen["right"] = not seen["wrong"]
-            outcomes.append(seen)
+            outcomes += verified(sweep, [seen])
             print(fault.kind, fault.phase, *seen["wrong"], flush=True)
             subprocess.run(["umount", own / "tmp-b"])
     return outcomes
@@ -143,8 +151,7 @@ def launchers_of(folder, faults, template):
         one["others_finished"] = done
         if not done:
             one["wrong"].append(f"the last launchers ended with {statuses}; twice: {twice}")
-            one["right"] = False
-    return outcomes
+    return verified(sweep, outcomes)
 
 
 def of_phase(fault):

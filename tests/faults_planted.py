@@ -6,6 +6,7 @@ is {key: {"kind", "phase", "target", "process", "after"}}; a key is a cell's `bu
 time, and the lines that the cell's ranks had written. Imports the standard library only.
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -204,8 +205,26 @@ def step_clock(who):
     time.time = stepped
 
 
+def listening():
+    """The addresses at which the launcher and everything that it started listen, on this host."""
+    import psutil
+
+    launcher = psutil.Process()
+    while "launch.py" not in " ".join(launcher.cmdline()):
+        launcher = launcher.parent()
+    addresses = set()
+    for process in [launcher, *launcher.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    addresses.add(connection.laddr.ip)
+    return sorted(addresses)
+
+
 def strike(key, plan, pid, cell=None):
-    """Write the time and the lines of the cell's ranks, then do it; not where it struck before."""
+    """Write the time, the lines of the cell's ranks and who listens, then do it; not where it
+    struck before.
+    """
     struck = HERE / f"struck-{key}.json"
     if struck.exists():
         return
@@ -216,7 +235,8 @@ def strike(key, plan, pid, cell=None):
             whole = text[: text.rfind(b"\n") + 1].decode().splitlines()
             lines[path.relative_to(cell).as_posix()] = whole
     temporary = struck.with_suffix(".writing")
-    temporary.write_text(json.dumps({"time": time.time(), "pid": pid, "lines": lines}))
+    seen = {"listening": listening(), "time": time.time(), "pid": pid, "lines": lines}
+    temporary.write_text(json.dumps(seen))
     temporary.rename(struck)
     KINDS[plan["kind"]](pid)
 

@@ -20,6 +20,8 @@ ORPHANS_S = 10.0  # after the launcher's end
 ENDED_AT_ONCE = ("SIGKILL", "SIGINT twice")
 # Goals: to notice a process that ended, and a hang beyond its deadline.
 ENDED_S, BEYOND_DEADLINE_S = 5.0, 15.0
+# Where processes of a sweep may listen: on their own host, and where hosts of in_namespaces.sh meet.
+LISTENING = re.compile(r"127\.0\.0\.1|::1|::ffff:127\.0\.0\.1|10\.77\.0\.[12]")
 CACHES = re.compile(r"torchinductor_")  # of torch, one for each user
 KEPT = re.compile(r"\.lock$")  # of our hidden files; every other is the temporary of a write
 # The log of a rank, which may hold one, is indented further.
@@ -70,6 +72,9 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     wrong = [f"{name}: {value}" for name, value in seen.items() if value]
     if not struck:
         wrong.append("it did not strike")
+    for address in struck.get("listening", ()) if struck else ():
+        if not LISTENING.fullmatch(address) or (address.startswith("10.") and not fault.host):
+            wrong.append(f"a process listens at {address}")
     for name, value, right in (
         ("cause", cause, expected_cause),
         ("rank", rank, expected_rank),
