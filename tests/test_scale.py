@@ -22,7 +22,7 @@ from conf.command_line import read
 from launch import compose, sweep
 from launch.display.screen import Screen
 from launch.machine.devices import torch_version
-from launch.study import background
+from launch.study import background, live_forecasts
 from launch.study.live_forecasts import Forecasts
 
 COUNTS = 6, 12, 24  # cells of two GPUs, of two runs each
@@ -41,7 +41,7 @@ def command(folder, cells, report="false"):
 def finished(folder, cells):
     """Write the records of every cell of `command`, as this machine would give them."""
     requests, _ = compose.requests_of(read(command(folder, cells)), os.environ)
-    planned, _, here = sweep.prepared(requests, os.environ)
+    planned, _, here = sweep.prepared(requests, os.environ, {})
     versions = {"python": platform.python_version(), "torch": torch_version()}
     for number, cell in enumerate(entry.cell for entry in planned.cells):
         rate = 100.0 * cell.batch_size / (1 + 0.1 * len(cell.gpus))
@@ -192,10 +192,11 @@ def test_a_large_study_is_not_made_again_for_each_cell(tmp_path, monkeypatch):
     """Looking at a study may take a twentieth of the time; until then rows say what records do."""
     finished(tmp_path, 6)
     requests, _ = compose.requests_of(read(command(tmp_path, 6)), os.environ)
-    cells = sweep.prepared(requests, os.environ)[0].cells
+    cells = sweep.prepared(requests, os.environ, {})[0].cells
     measured = read_study(tmp_path / "done")[0]
     monkeypatch.setattr(background, "SLOW_S", -1.0)
     monkeypatch.setattr(background, "REST", 1e9)
+    monkeypatch.setattr(live_forecasts, "LARGE", 0)
     of, made = Study.of, []
     monkeypatch.setattr(Study, "of", lambda *given, **named: made.append(1) or of(*given, **named))
     printed = io.StringIO()

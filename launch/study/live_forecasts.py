@@ -3,8 +3,8 @@
 A forecast takes some hundredths of a second between two cells. What takes longer is done beside the
 cells: numpy and scipy are imported while the agent imports torch, and the cells that were measured
 are held out, one after the other, while the ranks of the next one start. So the interval of a
-forecast comes from all cells but the one that has just ended. A study of thousands of records is
-not looked at before each cell: then a forecast rests on the records of some cells before.
+forecast comes from all cells but the one that has just ended. Of a LARGE study a forecast may
+rest on the records of some cells before.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from conf.cell import Cell
 from launch.study.background import Job, Pace
 
 MODEL = "analysis.prediction.forecast"
+LARGE = 500  # records: a study of so many is not looked at before each cell
 
 
 class Forecasts:
@@ -83,7 +84,7 @@ class Forecasts:
                     environment=dict(environment),
                 )
                 model = importlib.import_module(MODEL)
-                if self._study_pace.is_due:
+                if len(measured) < LARGE or self._study_pace.is_due:
                     with self._study_pace.making():
                         self._study = Study.of([*measured, begun], scatters=self._scatters)
                         self._machine = self._study.single(begun).provenance["machine"]
@@ -107,7 +108,7 @@ class Forecasts:
         )  # short cells may end faster than a study is held out
         with contextlib.suppress(Exception):  # `before` says why
             model = importlib.import_module(MODEL)
-            if measured and self._scores_pace.is_due:
+            if measured and (len(measured) < LARGE or self._scores_pace.is_due):
                 with self._scores_pace.making():
                     study = Study.of(measured, scatters=self._scatters)
                     self._scores = model.scores_by_machine(study)
