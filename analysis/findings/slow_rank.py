@@ -76,8 +76,8 @@ def diagnosis(lines: RankLines) -> Diagnosis:
         if is_whole and all(WAIT in own for own in parts.values()):
             steps.append(parts)
     if len(lines) < 2 or len(steps) < FEWEST_STEPS:
-        seen = f"{len(lines)} ranks have {len(steps)} steps with DDP's buckets on CPU ranks"
-        return Diagnosis(*facts, unjudged=f"{seen}; expected two with {FEWEST_STEPS}")
+        needed = f"it needs {FEWEST_STEPS} steps of DDP on CPU ranks, of two ranks or more"
+        return Diagnosis(*facts, unjudged=f"{needed}; there are {len(steps)} of {len(lines)}")
     delays, least_ms = _slow_ranks(steps, step_ms, rate)
     exposed_ms = _trimmed_mean([min(own[WAIT][SLEPT] for own in step.values()) for step in steps])
     if exposed_ms > EXPOSED_SHARE * step_ms:
