@@ -140,16 +140,13 @@ def run(folder, plan):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = range(plan["world"])
+    ranks, hogs = range(plan["world"]), []
     processes = [FORK.Process(target=train, args=(folder, rank, plan, port)) for rank in ranks]
-    hogs = []
     if plan["kind"] == "hog":
         hogs = [FORK.Process(target=hog, args=(plan["rank"] % 2,)) for _ in range(HOGS)]
-    for process in hogs:
+    for process in (*hogs, *processes):
         process.start()
-        time.sleep(0.5)  # it works before the ranks do
-    for process in processes:
-        process.start()
+        time.sleep(len(hogs) / 6)  # hogs work before the ranks do
     for process in processes:
         process.join(60 + 5 * SECONDS)
     for process in (*processes, *hogs, *holders):
