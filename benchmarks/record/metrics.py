@@ -120,6 +120,7 @@ _TABLE = (
     ),
     _plain("throughput/tokens", "tokens that were counted", "tokens"),
     _plain("throughput/seconds", "time of the slowest rank"),
+    _more("script/printed_per_second", "median of the rates that the script prints"),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
     # better.
     _plain("predicted/step_ms", "step, as forecast", since=6),

@@ -1,6 +1,7 @@
 """The numbers of `benchmark=script` from the raw lines of the ranks. README.md, without torch."""
 
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -74,7 +75,20 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     printed = _printed(lines, cell)
     if printed:
         metrics[PRINTED] = statistics.median([value for _, value in printed])
-    return Derived(metrics, timed.series, checks=checks, within_run=timed.within_run)
+    return Derived(
+        metrics, timed.series, checks=checks, output=_note(lines), within_run=timed.within_run
+    )
+
+
+def _note(lines: RankLines) -> str:
+    """Return a sentence for the user on ranks that had to be killed; else ''."""
+    killed = []
+    for rank, own in lines.items():
+        if of_kind(own, "ended", by_itself=False, status=-signal.SIGKILL):
+            killed.append(str(rank))
+    if not killed:
+        return ""
+    return f"the script caught SIGTERM on rank {', '.join(killed)}, and was killed"
 
 
 def _windows(ms: Sequence[float], first: int) -> list[tuple[int, int]]:
@@ -158,4 +172,4 @@ def _of_printed(lines: RankLines, cell: Cell) -> Derived:
         PRINTED: statistics.median(values),
     }
     series = {RATE: [[number, value] for number, value in enumerate(values, 1)]}
-    return Derived(metrics, series)
+    return Derived(metrics, series, output=_note(lines))

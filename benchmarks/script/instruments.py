@@ -6,7 +6,6 @@ of the first tensor that the outermost trained module is called with counts as i
 Loaded by hooks/sitecustomize.py: nothing of ours is imported here.
 """
 
-import contextlib
 import importlib.util
 import os
 import platform
@@ -30,21 +29,14 @@ Write = Callable[..., None]
 
 def attach(write: Write) -> None:
     """Say that torch is imported, and mark every step from now on."""
-    write("attached", **about_process(), stacks=_answers_for_stacks())
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if torch.version.cuda:
+        versions["cuda"] = str(torch.version.cuda)
+    write("attached", pid=os.getpid(), versions=versions, stacks=_answers_for_stacks())
     marks = StepMarks(write)
     register_optimizer_step_post_hook(marks.optimizer_stepped)
     marks.look_for_model()
     os.register_at_fork(after_in_child=marks.stop)  # a worker of a loader is no rank
-
-
-def about_process() -> dict[str, Any]:
-    """Return the process and its versions, as the first line of a rank has them."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    if torch.version.cuda:
-        versions["cuda"] = str(torch.version.cuda)
-        with contextlib.suppress(Exception):  # a build without NCCL
-            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"pid": os.getpid(), "versions": versions}
 
 
 def _answers_for_stacks() -> bool:

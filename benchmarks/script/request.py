@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused, expand_path, to_text
-from conf.secrets import HIDDEN, argument_without_secrets
+from conf.secrets import argument_without_secrets
 
 TORCHRUN, NONE = "torchrun", "none"
 RANKS = "{ranks}"  # in a launcher's words: the number of ranks
@@ -38,7 +38,7 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
     launcher = options["launcher"]
     if launcher not in (TORCHRUN, NONE):
         launcher = _words("benchmark.launcher", launcher)
-        if shutil.which(launcher[0], path=_path(folder)) is None:
+        if shutil.which(launcher[0]) is None:
             raise Refused(f"benchmark.launcher={launcher[0]}: no such program")
         launcher = shlex.join(launcher)
     resolved = {**options, "run": shlex.join(words), "launcher": launcher, "folder": str(folder)}
@@ -59,8 +59,8 @@ def _words(field: str, typed: Any) -> list[str]:
         hidden = argument_without_secrets(word)
         if hidden != word:
             raise Refused(
-                f"{field}: {hidden if HIDDEN in hidden else HIDDEN} looks like a secret, and "
-                "arguments are recorded; expected it in a variable of the environment"
+                f"{field}: {hidden} looks like a secret, and arguments are recorded; expected it "
+                "in a variable of the environment"
             )
     return words
 
@@ -70,7 +70,9 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
     program = words[0]
     if program.endswith(PYTHON_FILE):
         return _readable(program, folder)
-    found = shutil.which(program, path=_path(folder)) or shutil.which(str(folder / program))
+    found = shutil.which(program)
+    if "/" in program:
+        found = shutil.which(str(folder / program))
     if found is None:
         path = folder / program
         reason = "is not executable" if path.is_file() else "no such file or program"
@@ -87,17 +89,10 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
 
 def _readable(script: str, folder: Path) -> Path:
     path = folder / script
-    if not path.is_file():
-        raise Refused(f"benchmark.run={script}: no such file in {folder}; {EXPECTED}")
-    if not os.access(path, os.R_OK):
-        raise Refused(f"benchmark.run={script}: cannot be read")
+    if not path.is_file() or not os.access(path, os.R_OK):
+        reason = "cannot be read" if path.is_file() else "no such file"
+        raise Refused(f"benchmark.run={script}: {reason} in {folder}; {EXPECTED}")
     return path
-
-
-def _path(folder: Path) -> str:
-    """Return PATH with its relative parts seen from the script's folder."""
-    parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join([str(folder / part) for part in parts])
 
 
 def refuse(cell: Cell, room: Room) -> None:

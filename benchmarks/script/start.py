@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ HOOKS = Path(__file__).parent / "hooks"
 SETTINGS = "RINGSIDE_SCRIPT"
 LOOK_SECONDS = 0.1  # between two looks at the script
 IMPORT_SECONDS = 60.0  # without torch after so long, it is taken for a program without
-GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL
 # What an agent's rank has in its environment: a launcher of the script's own makes its own.
 OF_RANKS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
@@ -81,13 +80,18 @@ class ScriptRank:
         # A launcher of the script's own is started by the first rank of a host.
         self._first: Tail | None = None
         self._is_elastic = self._options["launcher"] == TORCHRUN
+        self._store: PrefixStore | None = None
+        self._has_voted = False
         local = int(os.environ["LOCAL_RANK"])
-        if not self._is_elastic and local:
+        if self._is_elastic:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = PrefixStore("ringside", TCPStore(address, port, is_master=False))
+        elif local:
             self._first = Tail(folder.rank_lines(number - local))
         self._child: subprocess.Popen[bytes] | None = None
         self._answers: int | None = None  # process that answers SIGUSR1 with its stacks
         self._started_s = time.monotonic()
-        self._has_begun = False  # the first line is written
+        self._has_begun = self._has_steps = False  # the first line is written; steps were seen
         self._phase = "build"
         self._ms: list[float] = []
         self._printed_s: list[float] = []  # monotonic, of each rate
@@ -98,21 +102,23 @@ class ScriptRank:
         self._pass_on_stack_requests()
         if self._first is None:
             self._start()
-        others = Others(self._is_elastic)
         status: int | None = None
         is_enough = False
+        # All ranks that step, or the one that prints a rate.
+        needed = {True: self._cell.world_size, False: 1}
         while status is None and not is_enough:
             status = self._wait()
             self._read_log()
             self._read_lines()
             if status is not None or time.monotonic() - self._started_s > IMPORT_SECONDS:
                 self._begin({})
-            if self._has_enough():
-                is_enough = others.have_enough(self._cell.world_size if self._ms else 1)
-        others.have_enough(1)
+            is_enough = self._has_enough() and self._vote() >= needed[bool(self._ms)]
+        self._vote()
+        self._begin({})
+        # After the last vote a script may fail because a peer of it was ended.
         if status is None:
             status = self._end()
-        else:
+        elif self._child is not None and not is_enough:
             self._refuse_early_end(status)
         self._reporter.line("ended", status=status, by_itself=not is_enough)
 
@@ -173,7 +179,7 @@ class ScriptRank:
         """Write the first line of the rank, once."""
         if not self._has_begun:
             self._has_begun = True
-            facts = {"script": self._options["run"], "git": git_state(self._options)}
+            facts = {"script": self._options["run"], "git": git_commit(self._options["folder"])}
             self._reporter.line(
                 Kind.START, rank=self._number, **self._origin, versions=versions, **facts
             )
@@ -187,10 +193,16 @@ class ScriptRank:
             if error:
                 self._last_error = (error[1], error[2])
             for match in self._rate.finditer(text):
-                self._printed_s.append(time.monotonic())
-                count = len(self._printed_s)
-                value = number_in(match[1])
-                self._reporter.line("printed", value=value, iterations=count)
+                try:
+                    value, moment = float(match[1].replace(",", "")), time.monotonic()
+                except ValueError:
+                    raise ScriptFailed(f"benchmark.rate: {match[1]!r:.50} is no number") from None
+                self._begin({})
+                self._printed_s.append(moment)
+                self._reporter.line("printed", value=value, iterations=len(self._printed_s))
+                if not self._has_steps:
+                    lasted_s = moment - self._printed_s[0]
+                    self._enter(lasted_s >= self._options["warmup_min_seconds"])
 
     def _read_lines(self) -> None:
         """Take what the instruments wrote: the first line, the device, the steps."""
@@ -201,7 +213,12 @@ class ScriptRank:
                     self._answers = line["pid"]
                 self._begin(line["versions"])
             elif line["kind"] == "script_device":
-                self._refuse_other_gpus(line)
+                given = os.environ.get("CUDA_VISIBLE_DEVICES")
+                if line["visible"] != given:
+                    raise ScriptFailed(
+                        f"the script sets CUDA_VISIBLE_DEVICES={line['visible']} itself; expected "
+                        f"one that leaves it at {given!r}, which gpus= decides"
+                    )
             elif line["kind"] == "steps":
                 self._take_steps(line)
 
@@ -213,11 +230,14 @@ class ScriptRank:
                 f"benchmark.samples={stated}: a step of rank {self._number} has {counted[0]} in "
                 f"its batches; expected {counted[0]} or auto"
             )
+        self._has_steps = True
         self._ms += line["ms"]
-        phase = "warm-up"
-        if derive.warm_up_end(self._ms, self._options)[1]:
-            phase = "timed"
-        if phase != self._phase and self._phase != "timed":
+        self._enter(derive.warm_up_end(self._ms, self._options)[1])
+
+    def _enter(self, has_warmed_up: bool) -> None:
+        """Begin the phase in which the script is now, unless it is in that or a later one."""
+        phase = "timed" if has_warmed_up else "warm-up"
+        if self._phase not in (phase, "timed"):
             self._phase = phase
             self._reporter.phase(phase)
 
@@ -228,6 +248,14 @@ class ScriptRank:
             return derive.is_enough(self._ms, self._options)
         least_s = self._options["warmup_min_seconds"] + self._options["max_seconds"]
         return bool(self._printed_s) and time.monotonic() - self._printed_s[0] >= least_s
+
+    def _vote(self) -> int:
+        """Say once to all ranks that this one has enough; return how many have."""
+        if self._store is None:  # of a launcher of the script's own one rank decides
+            return self._cell.world_size
+        count: int = self._store.add("enough", int(not self._has_voted))
+        self._has_voted = True
+        return count
 
     def _end(self) -> int | None:
         """End the script and all that it started; return its status."""
@@ -242,45 +270,31 @@ class ScriptRank:
 
     def _refuse_early_end(self, status: int) -> None:
         """Refuse a script that failed, or ended before there was anything to measure."""
-        if self._child is None:
-            return
-        left = len(list(self._left_behind()))
         if status < 0:
             name = processes.signal_name(status)
             raise ScriptFailed(f"the script was ended by {name}", name)
         if status:
             kind, message = self._last_error or ("ScriptFailed", f"exit status {status}")
             raise ScriptFailed(message, kind)
+        left = 0
+        for process in processes.of(os.environ[TOKEN]):
+            with contextlib.suppress(psutil.Error):
+                left += process.ppid() == 1 and SETTINGS in process.environ()
         if left:
             raise ScriptFailed(
                 f"the script ended and left {left} processes behind; expected one that stays "
                 "until its work is done (no daemon)"
             )
-        if self._options["rate"] and not self._printed_s and not self._ms and not self._number:
-            rate = self._options["rate"]
+        rate, steps = self._options["rate"], len(self._ms)
+        if self._printed_s or steps >= derive.FEWEST_STEPS:
+            return
+        if self._has_steps or not rate:
+            raise ScriptFailed(
+                f"the script ended after {steps} timed steps of a torch optimizer; expected at "
+                f"least {derive.FEWEST_STEPS}, or benchmark.rate for a script without"
+            )
+        if self._number == 0:  # others need not print
             raise ScriptFailed(f"benchmark.rate={rate}: no line that the script printed has it")
-        if not self._options["rate"] and len(self._ms) < derive.FEWEST_STEPS:
-            raise ScriptFailed(
-                f"the script ended after {len(self._ms)} timed steps of a torch optimizer; "
-                f"expected at least {derive.FEWEST_STEPS}, or benchmark.rate for a script without"
-            )
-
-    def _left_behind(self) -> Iterator[psutil.Process]:
-        """Yield processes that the script started and that still run."""
-        assert self._child is not None
-        for process in processes.of(os.environ[TOKEN]):
-            with contextlib.suppress(psutil.Error):
-                is_orphan = process.ppid() == 1
-                if SETTINGS in process.environ() and is_orphan:
-                    yield process
-
-    def _refuse_other_gpus(self, line: dict[str, Any]) -> None:
-        given = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if line["visible"] != given:
-            raise ScriptFailed(
-                f"the script sets CUDA_VISIBLE_DEVICES={line['visible']} itself, and Ringside "
-                f"gave it {given!r}; expected a script that leaves it, and gpus="
-            )
 
 
 class Tail:
@@ -296,42 +310,10 @@ class Tail:
         return lines
 
 
-class Others:
-    """How many ranks have enough, counted in the store of their agent."""
-
-    def __init__(self, is_elastic: bool) -> None:
-        """Without torchrun's variables in the script, one rank of a host decides alone."""
-        self._store: PrefixStore | None = None
-        self._has_voted = False
-        if is_elastic:
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self._store = PrefixStore("ringside", TCPStore(address, port, is_master=False))
-
-    def have_enough(self, needed: int) -> bool:
-        """Say that this rank has enough; return whether as many ranks as needed have."""
-        if self._store is None:
-            return True
-        count = self._store.add("enough", 0 if self._has_voted else 1)
-        self._has_voted = True
-        return bool(count >= needed)
-
-
-def number_in(text: str) -> float:
-    """Return a printed number, `1,234.5` too. Raises ScriptFailed."""
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        raise ScriptFailed(f"benchmark.rate: {text!r:.50} is no number") from None
-
-
-def git_state(options: dict[str, Any]) -> dict[str, Any]:
-    """Return {"commit", "modified"} of the script's folder; empty where git knows none."""
-    command = ["git", "-C", options["folder"]]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        run_git = {"capture_output": True, "text": True, "timeout": 5.0, "check": True}
-        commit: Any = subprocess.run([*command, "rev-parse", "HEAD"], **run_git)  # type: ignore[call-overload]
-        status: Any = subprocess.run(  # type: ignore[call-overload]
-            [*command, "status", "--porcelain", "-uno"], **run_git
-        )
-        return {"commit": commit.stdout.strip(), "modified": bool(status.stdout.strip())}
-    return {}
+def git_commit(folder: str) -> str:
+    """Return the commit of the script's folder, with `-dirty` where files differ; else ''."""
+    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5.0)
+        return done.stdout.strip()
+    return ""

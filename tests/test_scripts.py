@@ -1,0 +1,178 @@
+"""`benchmark=script`: steps of a foreign script, its rate, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from build import composed_cell, without_entry
+
+from analysis.__main__ import main as analysis
+from benchmarks.derived import IncompleteLines
+from benchmarks.record import read_study
+from benchmarks.request import Room, refuse
+from benchmarks.script.derive import derive, is_enough, warm_up_end
+from conf.command_line import normalise
+from conf.options import Refused
+
+ROOT = Path(__file__).parent.parent
+HEAD = """
+import os, signal, sys, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(batch):
+    optimizer.zero_grad()
+    for _ in range(2):
+        model(torch.randn(batch, 8)).sum().backward()
+    time.sleep(0.005)
+    optimizer.step()
+"""
+SCRIPTS = {
+    "steps.py": HEAD + "while True: step(4)\n",
+    "early.py": HEAD + "step(4)\n",
+    "other_gpus.py": "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '7'\n" + HEAD + "while True: step(4)\n",
+    "fails.py": "raise RuntimeError('planted')\n",
+    "daemon.py": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n",
+    "deaf.sh": "#!/bin/bash\ntrap '' TERM\nwhile true; do echo rate 12.5; sleep 0.05; done\n",
+    "quiet.sh": "#!/bin/sh\necho nothing\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o644 if name.endswith(".py") else 0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cell_of(*asked, gpus=(0, 1)):
+    return composed_cell("benchmark=script", *normalise(asked), gpus=gpus, device="cpu")
+
+
+def steps_of(ms, samples=8):
+    ends_s = [sum(ms[: step + 1]) / 1e3 for step in range(len(ms))]
+    line = {"kind": "steps", "time": 1.0, "first": 0, "ms": ms, "samples": [samples] * len(ms)}
+    return [line | {"passes": [1] * len(ms), "ends_s": ends_s}]
+
+
+def test_the_rate_is_that_of_the_slowest_rank_after_the_warm_up(hydra, folder):
+    cell = cell_of("benchmark.run=steps.py", "benchmark.max_seconds=1")
+    fast, slow = [100.0] * 20 + [10.0] * 400, [100.0] * 20 + [20.0] * 400
+    derived = derive({0: steps_of(fast), 1: steps_of(slow)}, cell)
+    assert derived.metrics["throughput/images_per_second"] == pytest.approx(2 * 8 / 0.020)
+    assert derived.metrics["warmup/iterations"] >= 20 and derived.checks["warmup_flat"]
+    assert warm_up_end(fast[:15], cell.benchmark) == (7, False)
+    assert is_enough(fast, cell.benchmark) and not is_enough(fast[:30], cell.benchmark)
+    with pytest.raises(IncompleteLines, match="on all ranks"):
+        derive({0: steps_of(fast), 1: steps_of(slow[:5])}, cell)
+    with pytest.raises(IncompleteLines, match=r"benchmark\.samples"):
+        derive({0: steps_of(fast, 0), 1: steps_of(slow, 0)}, cell)
+    stated = cell_of("benchmark.run=steps.py", "benchmark.samples=16")
+    rate = derive({0: steps_of(fast, 0), 1: steps_of(slow, 0)}, stated)
+    assert rate.metrics["throughput/images_per_second"] == pytest.approx(2 * 16 / 0.020)
+
+
+def test_a_script_without_steps_has_the_rate_that_it_prints(hydra, folder):
+    cell = cell_of("benchmark.run=deaf.sh", r"benchmark.rate=rate (\d+)")
+    printed = [{"kind": "printed", "time": time, "value": value} for time, value in
+               ((0.0, 1.0), (3.0, 100.0), (4.0, 100.0), (6.0, 40.0))]  # fmt: skip
+    derived = derive({0: printed, 1: []}, cell)
+    assert derived.metrics["throughput/images_per_second"] == pytest.approx((100 + 2 * 40) / 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (["run=gone.py"], "benchmark.run=gone.py: no such file"),
+        (["run=gone"], "benchmark.run=gone: no such file or program"),
+        (["run=./steps.py.txt"], "is not executable"),
+        (["run=null"], "expected a script with its arguments"),
+        (["run=steps.py 'open"], "is no command"),
+        (["run=steps.py --api-key=hunter2"], "looks like a secret"),
+        (["run=steps.py", "launcher=[nowhere,-n]"], "benchmark.launcher=nowhere: no such program"),
+        (["run=steps.py", "rate=("], "is no regular expression"),
+        (["run=steps.py", "rate=a b"], "has 0 groups"),
+        (["run=steps.py", "samples=0"], "expected auto or integer 1"),
+    ],
+)
+def test_a_script_that_cannot_be_started_is_refused(hydra, folder, asked, sentence):
+    (folder / "steps.py.txt").write_text("")
+    with pytest.raises(Refused) as refused:
+        refuse(cell_of(*(f"benchmark.{text}" for text in asked)), Room())
+    assert sentence in str(refused.value) and "hunter2" not in str(refused.value)
+
+
+def test_text_and_list_are_one_command_and_an_edited_script_is_another(hydra, folder):
+    text = cell_of("benchmark.run=python steps.py --lr=0.1 'a b'")
+    assert text.key == cell_of("benchmark.run=[python,steps.py,--lr=0.1,a b]").key
+    assert text.benchmark["folder"] == str(folder) and "auto" not in text.benchmark.values()
+    (folder / "steps.py").write_text("pass\n")
+    assert cell_of("benchmark.run=python steps.py --lr=0.1 'a b'").key != text.key
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, text in SCRIPTS.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    runs = ",".join(f'"./{name}"' if name.endswith(".sh") else f'"{name}"' for name in SCRIPTS)
+    words = [
+        "-m", "gpus=0,1", "device=cpu", "benchmark=script", f"benchmark.run={runs}", "report=false",
+        "benchmark.max_seconds=0.3", "benchmark.warmup_min_seconds=0.2", "noise_pairs=0",
+        "benchmark.warmup_max_seconds=0.5", "tracking.enabled=false", f"output_dir={folder}/out",
+        r"benchmark.rate='rate (\d+.\d)'",
+    ]  # fmt: skip
+    command = [sys.executable, str(ROOT / "launch.py"), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    records, unreadable = read_study(folder / "out" / "default")
+    assert not unreadable, done.stdout + done.stderr
+    return folder / "out" / "default", {one.cell.benchmark["run"]: one for one in records}, done
+
+
+def test_a_script_has_a_record_that_can_be_computed_again(swept, capsys):
+    study, records, done = swept
+    record = records["steps.py"]
+    assert record.state == "finished", done.stdout
+    metrics = record.metrics
+    # Two forward passes of four samples in each step of two ranks.
+    assert metrics["throughput/images"] == 16 * metrics["step/iterations"]
+    assert 0 < metrics["throughput/images_per_second"] < 16 / 0.005
+    assert without_entry([record]) == set() and "slow_rank" in record.validity.unchecked
+    assert [rank["device"] for rank in record.ranks] == ["cpu", "cpu"]
+    assert record.ranks[0]["script"] == "steps.py" and len(record.cell.benchmark["sha256"]) == 64
+    assert analysis(["verify", str(study)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ("early.py", "ended after 0 timed steps"),
+        ("other_gpus.py", "sets CUDA_VISIBLE_DEVICES=7 itself"),
+        ("fails.py", "raised RuntimeError"),
+        ("daemon.py", "left 1 processes behind"),
+        ("./quiet.sh", "no line that the script printed has it"),
+    ],
+)
+def test_a_script_that_gives_no_number_fails_in_a_sentence(swept, run, sentence):
+    record = swept[1][run]
+    assert record.state == "failed" and sentence in record.failure.message
+
+
+def test_a_script_that_catches_sigterm_is_killed_and_nothing_is_left(swept):
+    study, records, done = swept
+    assert records["./deaf.sh"].metrics["throughput/images_per_second"] == pytest.approx(12.5)
+    assert "caught SIGTERM on rank 0" in done.stdout
+    left = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(study.parent.parent) in str((path / "cwd").readlink()):
+                left.append((path / "cmdline").read_text())
+        except OSError:
+            continue
+    assert json.dumps(left) == "[]"
