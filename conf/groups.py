@@ -156,11 +156,6 @@ class GroupChoice:
         return bool(self.rules.get("trains", True))
 
     @property
-    def counts(self) -> str:
-        """What a benchmark counts: images or samples."""
-        return str(self.rules.get("counts", IMAGES))
-
-    @property
     def several_hosts(self) -> bool:
         """Whether it works over several hosts."""
         return bool(self.rules.get("hosts", True))

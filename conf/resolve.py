@@ -104,7 +104,9 @@ def resolve(
     if connections is not None:
         labels.append(f"{CONNECTIONS}={connections}")
     cell = Cell(  # that measures links: the same cell with any model and strategy
-        model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}, benchmark.counts),
+        model=Network(
+            "none", "ringside", "none", 0, 0, 0, 0.0, {}, benchmark.rules.get("counts", IMAGES)
+        ),
         strategy={"name": "none"},
         benchmark=options,
         nccl=dict(config.nccl),

@@ -78,7 +78,7 @@ def test_the_rate_is_that_of_the_slowest_rank_after_the_warm_up(hydra, folder):
 
 
 def test_a_script_without_steps_has_the_rate_that_it_prints(hydra, folder):
-    cell = cell_of("benchmark.run=deaf.sh", r"benchmark.rate=rate (\d+)")
+    cell = cell_of("benchmark.run=./deaf.sh", r"benchmark.rate=rate (\d+)")
     printed = [{"kind": "printed", "time": time, "value": value} for time, value in
                ((0.0, 1.0), (3.0, 100.0), (4.0, 100.0), (6.0, 40.0))]  # fmt: skip
     derived = derive({0: printed, 1: []}, cell)
@@ -155,7 +155,7 @@ def test_a_script_has_a_record_that_can_be_computed_again(swept, capsys):
         ("early.py", "ended after 0 timed steps"),
         ("other_gpus.py", "sets CUDA_VISIBLE_DEVICES=7 itself"),
         ("fails.py", "raised RuntimeError"),
-        ("daemon.py", "left 1 processes behind"),
+        ("daemon.py", "behind; expected one that stays"),
         ("./quiet.sh", "no line that the script printed has it"),
     ],
 )

@@ -6,6 +6,8 @@ of the first tensor that the outermost trained module is called with counts as i
 Loaded by hooks/sitecustomize.py: nothing of ours is imported here.
 """
 
+import atexit
+import functools
 import importlib.util
 import os
 import platform
@@ -36,6 +38,7 @@ def attach(write: Write) -> None:
     marks = StepMarks(write)
     register_optimizer_step_post_hook(marks.optimizer_stepped)
     marks.look_for_model()
+    atexit.register(marks.finish)
     os.register_at_fork(after_in_child=marks.stop)  # a worker of a loader is no rank
 
 
@@ -52,6 +55,21 @@ def _answers_for_stacks() -> bool:
     return True
 
 
+def guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that marks nothing more after an error: the script goes on."""
+
+    @functools.wraps(method)
+    def call(marks: "StepMarks", *arguments: Any) -> None:
+        if not marks.is_stopped:
+            try:
+                method(marks, *arguments)
+            except Exception as error:
+                marks.is_stopped = True
+                print(f"ringside: {type(error).__name__}: {error}", file=sys.stderr)
+
+    return call
+
+
 class StepMarks:
     """Marks the end of each step, counts its forward passes and samples, and writes them."""
 
@@ -64,40 +82,40 @@ class StepMarks:
         self._ends: list[tuple[Any, float, int, int]] = []  # event, host s, samples, passes
         self._written = 0  # steps
         self._write_at = 0.0
-        self._stopped = False
+        self.is_stopped = False
 
     def stop(self) -> None:
         """Mark nothing more."""
-        self._stopped = True
+        self.is_stopped = True
 
     def look_for_model(self) -> None:
         """Watch the calls of all modules until a trained one is called."""
         register = torch.nn.modules.module.register_module_forward_pre_hook
         self._handle = register(self._module_called)
 
+    @guarded
     def _module_called(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Take the first trained module that is called: those inside it are called later."""
-        if self._stopped or not torch.is_grad_enabled() or not module.training:
-            return
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return  # a transform, a loss
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        if not (is_trained and module.training and torch.is_grad_enabled()):
+            return  # a transform, a loss, an evaluation
         self._handle.remove()  # it would make every call of every module slower
         self._handle = module.register_forward_pre_hook(self._forward, with_kwargs=True)
         self._forward(module, inputs, {})
         if not self._ends:
             self._write("script_device", **about_device(module))
 
+    @guarded
     def _forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
-        if module.training and torch.is_grad_enabled() and not self._stopped:
+        if module.training and torch.is_grad_enabled():
             self._passes += 1
             self._samples += samples_of([*inputs, *named.values()])
 
+    @guarded
     def optimizer_stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """End a step, if this is the script's optimizer."""
-        if self._stopped:
-            return
         current = self._optimizer()
         if current is not optimizer:
             self._others += 1
@@ -105,11 +123,13 @@ class StepMarks:
                 return
             self._optimizer = weakref.ref(optimizer)
         self._others = 0
-        try:
-            self._end_step(optimizer)
-        except Exception as error:
-            self._stopped = True
-            print(f"ringside: {type(error).__name__}: {error}", file=sys.stderr)
+        self._end_step(optimizer)
+
+    @guarded
+    def finish(self) -> None:
+        """Write the last steps of a script that ends by itself."""
+        if self._ends:
+            self._write_steps()
 
     def _end_step(self, optimizer: Optimizer) -> None:
         event = None
@@ -150,27 +170,23 @@ class StepMarks:
 
 
 def _is_on_gpu(optimizer: Optimizer) -> bool:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return bool(parameter.is_cuda)
-    return False
+    parameters = optimizer.param_groups[0]["params"]
+    return bool(parameters and parameters[0].is_cuda)
 
 
 def samples_of(values: Iterable[Any]) -> int:
     """Return the first dimension of the first tensor in a batch, also within lists and mappings."""
+    samples = 0
     for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.dim():
-                return int(value.shape[0])
+        if isinstance(value, torch.Tensor) and value.dim():
+            samples = int(value.shape[0])
         elif isinstance(value, Mapping):
-            inside = samples_of(value.values())
-            if inside:
-                return inside
+            samples = samples_of(value.values())
         elif isinstance(value, list | tuple):
-            inside = samples_of(value)
-            if inside:
-                return inside
-    return 0
+            samples = samples_of(value)
+        if samples:
+            break
+    return samples
 
 
 def about_device(module: torch.nn.Module) -> dict[str, Any]:
@@ -183,11 +199,5 @@ def about_device(module: torch.nn.Module) -> dict[str, Any]:
     }
     if parameter.is_cuda:
         properties: Any = torch.cuda.get_device_properties(parameter.device)
-        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}"
-        facts |= {
-            "uuid": f"GPU-{properties.uuid}",
-            "bus_id": f"{bus}:{properties.pci_device_id:02x}.0",
-            "name": properties.name,
-            "memory_bytes": properties.total_memory,
-        }
+        facts |= {"uuid": f"GPU-{properties.uuid}", "name": properties.name}
     return facts

@@ -276,15 +276,13 @@ class ScriptRank:
         if status:
             kind, message = self._last_error or ("ScriptFailed", f"exit status {status}")
             raise ScriptFailed(message, kind)
-        left = 0
         for process in processes.of(os.environ[TOKEN]):
             with contextlib.suppress(psutil.Error):
-                left += process.ppid() == 1 and SETTINGS in process.environ()
-        if left:
-            raise ScriptFailed(
-                f"the script ended and left {left} processes behind; expected one that stays "
-                "until its work is done (no daemon)"
-            )
+                if process.ppid() == 1 and SETTINGS in process.environ():
+                    raise ScriptFailed(
+                        f"the script ended and left process {process.pid} behind; expected one "
+                        "that stays until its work is done (no daemon)"
+                    )
         rate, steps = self._options["rate"], len(self._ms)
         if self._printed_s or steps >= derive.FEWEST_STEPS:
             return
