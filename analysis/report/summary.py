@@ -148,6 +148,8 @@ def measured(study: Study) -> str:
     is_done, trained = False, []
     for record in records:
         is_done = is_done or record.state == "finished"
+        if record.cell.runs_script:
+            continue
         if RATE in record.metrics or named(record, "benchmark") == "throughput":
             trained.append(record)
     records = trained or records
@@ -232,7 +234,9 @@ def answer(study: Study, main: CurvePoint) -> str:
     """Return the rate and the efficiency of the point that the study is about."""
     curve, point = main
     trained = [record for record in study.usable if record.cell.trains]
-    subject = point.key["model.name"]
+    subject = "a script"
+    if trained:
+        subject = point.key["model.name"]
     if len({*_names(trained, "strategy")} - {WITHOUT}) > 1:
         subject += f" with {point.key['strategy.name']}"
     if curve.details:

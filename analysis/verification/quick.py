@@ -65,6 +65,8 @@ class QuickCheck:
         samples = {file: digest for file, digest in record.raw_sha256.items() if is_sample(file)}
         for name, _ in changed(folder.path, samples):
             yield f"{name} is not what it was when the record was made"
+        if record.cell.runs_script:  # derive finds where its timed windows begin
+            return
         if "throughput/seconds" not in metrics or "throughput/images" not in metrics:
             return
         # images and seconds of the timed windows, added up again
