@@ -213,7 +213,9 @@ class Cell:
     @property
     def runs_script(self) -> bool:
         """Whether its ranks run a command of the user's, in the timed pass or another."""
-        return str(self.declared["benchmark"]["target"]).startswith(SCRIPTS)
+        # An old record declares no benchmark.
+        target = self.declared.get("benchmark", {}).get("target", "")
+        return str(target).startswith(SCRIPTS)
 
     def target(self, group: str) -> str:
         """Return the dotted name of what a rank calls for the cell's strategy or benchmark."""
