@@ -27,7 +27,7 @@ OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
 SCRIPTS = "benchmarks.script."  # where code that runs scripts is
 OWN_MODEL = "python"  # the library of a model that is a user's own code
 CONNECTIONS, MOST_CONNECTIONS = "cuda_device_max_connections", 32
-OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", CONNECTIONS, *OF_ADAMW)
+OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", CONNECTIONS, "accumulate", *OF_ADAMW)
 # What two cells with equal compiled graphs may differ in. Everything else decides, or could decide,
 # what is compiled.
 NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
@@ -139,6 +139,7 @@ class Cell:
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
     # CUDA_DEVICE_MAX_CONNECTIONS of its processes; None: as it is around the launcher.
     cuda_device_max_connections: int | None = None
+    accumulate: int = 1  # micro-steps of a step, which share its batch equally
 
     @property
     def world_size(self) -> int:
@@ -180,6 +181,11 @@ class Cell:
     def servers(self) -> int:
         """The number of server processes, which are no ranks."""
         return int(self.strategy.get("servers", 0))
+
+    @property
+    def period(self) -> int:
+        """The steps in which a strategy synchronises all weights once; 1 for most."""
+        return int(self.strategy.get("period", 1))
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -300,6 +306,8 @@ class Cell:
             for name in OF_ADAMW:
                 del optimizer[name]
         plain |= {"model": model, "optimizer": optimizer}
+        if self.accumulate == 1:
+            del plain["accumulate"]
         for name in LISTS:
             plain[name] = list(plain[name])
         for name in OMITTED_IF_EMPTY:
@@ -327,6 +335,11 @@ class Cell:
         for group in ("strategy", "benchmark"):
             if not isinstance(getattr(cell, group).get("name"), str):
                 raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
+        if not 1 <= cell.accumulate <= max(1, cell.batch_size):
+            raise ValueError(f"accumulate={cell.accumulate}")
+        period = cell.strategy.get("period", 1)
+        if type(period) is not int or not 1 <= period <= MOST_RANKS:
+            raise ValueError(f"strategy.period={period!r:.100}")
         servers = cell.strategy.get("servers", 0)
         if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
             raise ValueError(f"strategy.servers={servers!r:.100}")

@@ -7,13 +7,14 @@ rules:
     _target_       dotted name of the class or function that a rank calls (strategy, benchmark)
     auto           what the value `auto` of an option means; see `meaning`
     accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`;
-                   `text: true` for any text. `refused` are values of `precision` or `benchmark`
-                   that do not go with it, `gpu_only` values that need a GPU, `not_in_graph` values
-                   whose steps no CUDA graph can hold
+                   `text: true` for any text. `refused` are values of `precision`, `benchmark`
+                   or `optimize` that do not go with it, `gpu_only` values that need a GPU,
+                   `not_in_graph` values whose steps no CUDA graph can hold
     omit_if_default  options that a cell has only where they are not what `auto` means: cells of
                    before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other
     shared_memory  true: a strategy that takes memory in /dev/shm
+    some_models    true: a strategy that cannot train every model: its `refuse` is asked first
     trains         false: a benchmark that measures links, without a model and a strategy
     counts         samples: what a benchmark counts, where that is no image
     hosts          false: a strategy or benchmark that works inside one host
@@ -61,8 +62,13 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,99}")
 SERVER_NODES = "server_nodes"
 WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
+PASSES = 3  # forward, and backward, which takes twice as long
 SENDS = ("once", "ring", "two_rings", "once_and_ring")
-FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
+FIELDS_WITH_REFUSED = (
+    "precision",
+    "benchmark",
+    "optimize",
+)  # of a cell; a strategy's `accepts` may name them
 # What limits the time that a file of the user's own takes to read.
 LARGEST_BYTES = 1 << 18
 DEEPEST = 50
@@ -113,6 +119,7 @@ class Rules(msgspec.Struct, forbid_unknown_fields=True, rename={"target": "_targ
     omit_if_default: list[str] = []
     conflicts: list[dict[str, Any]] = []
     shared_memory: bool = False
+    some_models: bool = False
     trains: bool = True
     counts: str = IMAGES
     hosts: bool = True
@@ -296,6 +303,17 @@ def of_model(model: str, option: str) -> Any:
     if path is None:
         return None
     return OmegaConf.select(_loaded(path), option)
+
+
+def training_gigaflop(model: str, pixels: int) -> float | None:
+    """Return the 10⁹ operations of training on one image; None: the model's YAML says none.
+
+    Assumed: backward takes twice as many as forward, and both as many as there are pixels.
+    """
+    gigaflop, stated_pixels = of_model(model, "gigaflop"), of_model(model, "gpu.image_size")
+    if not gigaflop or not stated_pixels:
+        return None
+    return float(PASSES * gigaflop * (pixels / stated_pixels) ** 2)
 
 
 def _file(group: str, name: Any) -> Path | None:

@@ -33,7 +33,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Options without effect in a benchmark that trains nothing.
 TRAINING = (
     *("model", "data", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size"),
-    *("precision", "optimize", "channels_last", "profiler"),
+    *("precision", "optimize", "channels_last", "profiler", "accumulate"),
 )
 # What `auto` means for the settings of each optimizer: torch's own, for sgd those of the published
 # recipes.
@@ -136,6 +136,11 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
     sizes = config.model.gpu if device == "cuda" else config.model.cpu
     batch_size, global_batch_size = _batch_sizes(config, sizes, cell, all_gpus)
     options = groups.resolved("strategy", config.strategy, device, cell.world_size)
+    if config.accumulate > 1 and "servers" in options:
+        raise Refused(
+            f"accumulate={config.accumulate}: every gradient that strategy={strategy.name} pushes "
+            "is an update; expected a strategy without servers"
+        )
     precision, optimize = _arithmetic(config, strategy, options, cell.benchmark["name"], device)
     on: tuple[str, ...] = ()
     if hosts:
@@ -164,6 +169,7 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
         precision=precision,
         optimize=optimize,
         channels_last=channels_last,
+        accumulate=config.accumulate,
         server_gpus=server_gpus(options, cell.gpus, device, all_gpus, hosts, on),
         server_hosts=on,
         declared={
@@ -185,25 +191,27 @@ def _batch_sizes(
     config: Config, sizes: Sizes, cell: Cell, all_gpus: Mapping[str, Sequence[int]]
 ) -> tuple[int, int | None]:
     """Return the images per rank and step, and over all ranks (None: weak scaling)."""
-    images = config.global_batch_size
+    images, micro_steps = config.global_batch_size, config.accumulate
     if images is None and config.batch_size == "auto":
-        return int(sizes.batch_size), None
+        return int(sizes.batch_size) * micro_steps, None
     if images is None:
-        return int(config.batch_size), None
+        return int(config.batch_size) * micro_steps, None
     if images == "auto":
         gpu_count = sum(map(len, all_gpus.values()))
         # Divisible by 1, 2, 4, … and all GPUs.
-        divisor = math.lcm(1 << (gpu_count.bit_length() - 1), gpu_count)
+        divisor = math.lcm(1 << (gpu_count.bit_length() - 1), gpu_count) * micro_steps
         images = max(sizes.batch_size // divisor, 1) * divisor
     if config.batch_size != "auto":
         raise Refused(
             f"global_batch_size={images}: use it alone, not with batch_size={config.batch_size}"
         )
     batch_size, rest = divmod(int(images), cell.world_size)
-    if rest or not batch_size:
+    if rest or not batch_size or batch_size % micro_steps:
         where = f"gpus={','.join(map(str, cell.gpus))}"
         if cell.hosts:
             where += f" on {len(cell.hosts)} hosts"
+        if micro_steps > 1:
+            where += f" × accumulate={micro_steps}"
         raise Refused(
             f"global_batch_size={images}: expected a multiple of the {cell.world_size} ranks of "
             f"{where}"
@@ -241,7 +249,8 @@ def _arithmetic(
         )
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "fp32"
-    for name, value in (("precision", precision), ("benchmark", benchmark)):
+    fields = {"precision": precision, "benchmark": benchmark, "optimize": optimize}
+    for name, value in fields.items():
         if value in strategy.accepts.get(name, {}).get("refused", ()):
             raise Refused(f"{name}={value}: works only with other strategies than {strategy.name}")
     for name, limits in strategy.accepts.items():
@@ -294,7 +303,9 @@ def labelled(cell: Cell, config: Config) -> Cell:
     if cell.global_batch_size:
         labels.append(f"global batch {cell.global_batch_size}")
     if config.batch_size != "auto" or (config.global_batch_size and not cell.global_batch_size):
-        labels.append(f"batch {cell.batch_size}")
+        labels.append(f"batch {cell.batch_size // cell.accumulate}")
+    if cell.accumulate > 1:
+        labels.append(f"accumulate={cell.accumulate}")
     if config.image_size != "auto":
         labels.append(f"{config.image_size} px")
     if config.precision != "auto":

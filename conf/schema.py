@@ -294,11 +294,17 @@ class Config:
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
         "auto",
-        "images or samples per rank and step (weak scaling)",
+        "images or samples per rank and step (weak scaling); with accumulate per micro-step",
         least=1,
         most=1 << 20,
         auto=True,
         whole=True,
+    )
+    accumulate: int = option(
+        1,
+        "micro-steps (forward and backward) of a step; gradients travel in the last one alone",
+        least=1,
+        most=1024,
     )
     global_batch_size: int | str | None = option(
         None,

@@ -225,13 +225,13 @@ def memory_needed(monkeypatch):
     """Have this process say what memory cells need, not a child, which would import torch anew."""
 
     def run(command, input, **_):
-        from trainers.needed_memory import shared_bytes
+        from trainers.needed_memory import needed
 
         try:
-            needed = [shared_bytes(Cell.from_dict(cell)) for cell in json.loads(input)]
+            answers = [needed(Cell.from_dict(cell)) for cell in json.loads(input)]
         except Exception:
             return SimpleNamespace(returncode=1)
-        return SimpleNamespace(returncode=0, stdout=json.dumps(needed))
+        return SimpleNamespace(returncode=0, stdout=json.dumps(answers))
 
     monkeypatch.setattr(refusals, "subprocess", SimpleNamespace(run=run))
 

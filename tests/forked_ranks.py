@@ -19,6 +19,7 @@ import calibrating
 import measuring
 import planted_live
 import planted_ranks
+import synchronising
 import torch
 import torch.distributed as dist
 from build import exchange_cell, links_cell, several_hosts_cells, strategy_of, target_of
@@ -46,6 +47,9 @@ SECONDS = {
     "calibrating": 80,
     "planted": 80,
     "live": 120,
+    "synchronising_2": 120,
+    "synchronising_3": 240,
+    "synchronising_4": 240,
 }  # of whole cells, several of them
 
 
@@ -335,6 +339,8 @@ def of_case(rank, name, case, folder):
         return whole[name](rank, folder)
     if name == "calibrating_alone":
         return calibrating.alone(folder)
+    if name.startswith("synchronising"):
+        return synchronising.measure(rank, case["workers"], folder)
     if name == "told":
         return told_by_ranks(rank)
     if name == "cells_on_hosts":

@@ -147,7 +147,7 @@ CELLS = {
             (step, "synthetic", one_batch),
             (models, "build", frozen),
             (models, "sizes", counted_twice),
-            (ddp._DdpAlone, "__call__", lambda alone: None),
+            (ddp.DdpAlone, "__call__", lambda alone: None),
         ],
     ),
 }

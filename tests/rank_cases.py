@@ -219,9 +219,10 @@ TOLD = {"told": {"workers": 3}}
 
 TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "live", "calibrating")}
 TRAINING["calibrating_alone"] = {"workers": 1}
+SYNCHRONISING = {f"synchronising_{ranks}": {"workers": ranks} for ranks in (2, 3, 4)}
 # Cases that run together where a whole module of tests asks for them.
 GROUPS = (
-    *({name: case} for name, case in TRAINING.items()),
+    *({name: case} for name, case in (TRAINING | SYNCHRONISING).items()),
     *(TOLD, _kvstore(), _across(), EXCHANGE, COLLECTIVE, HOST_LINK, JACOBI, P2P),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}

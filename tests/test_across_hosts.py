@@ -14,7 +14,7 @@ from conf.groups import choice
 from conf.options import Refused
 from conf.schema import ValidityLimits
 from launch.plan.refusals import refuse_too_little
-from trainers.needed_memory import shared_bytes
+from trainers import needed_memory
 
 RANKS = {place: sum(map(len, hosts)) for place, hosts in HOSTS.items()}
 REFERENCES = {4: "allreduce_4", 2: "allreduce_2", 3: "across_reference_3"}
@@ -87,16 +87,16 @@ def test_a_host_needs_the_shared_memory_of_its_own_ranks(staging):
     cell = make_cell((0, 1), strategy=strategy_of({"name": "cpu_staged", "staging": staging}))
     several = changed_cell(cell, hosts=("a", "b"))
     assert several.world_size == 4
-    assert shared_bytes(several) == shared_bytes(cell) > 0
+    assert needed_memory.needed(several)[0] == needed_memory.needed(cell)[0] > 0
 
 
 def test_the_host_with_the_most_shared_memory_counts(memory_needed):
     cell = make_cell((0, 1), strategy=strategy_of({"name": "kvstore_dist_sync", "servers": 1}))
     first, second = (changed_cell(cell, hosts=["a", "b"], server_hosts=[host]) for host in "ab")
-    assert shared_bytes(first) == shared_bytes(second) > 4 * 1_199_882 * 2
+    assert needed_memory.needed(first)[0] == needed_memory.needed(second)[0] > 4 * 1_199_882 * 2
     with pytest.raises(Refused, match=r"^host b: strategy=kvstore_dist_sync: "):
-        refuse_too_little([second], shared_bytes(second) - 1, "host b: ")
-    refuse_too_little([second], shared_bytes(second))
+        refuse_too_little([second], needed_memory.needed(second)[0] - 1, "host b: ")
+    refuse_too_little([second], needed_memory.needed(second)[0])
 
 
 @pytest.mark.parametrize("name", several_hosts_cells(2, 2))

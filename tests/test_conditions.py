@@ -53,6 +53,7 @@ VALUES = {
     "channels_last": True,
     "seed": 1,
     "cuda_device_max_connections": 1,
+    "accumulate": 2,
     "repeat": 1,
     "labels": ("x",),
     "server_gpus": (0,),

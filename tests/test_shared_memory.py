@@ -13,8 +13,7 @@ from conf.cell import Network
 from conf.host import SHARED_MEMORY_FOLDER as FOLDER
 from conf.options import Refused
 from launch.plan.refusals import PLENTY_BYTES, refuse_too_little
-from trainers import memory
-from trainers.needed_memory import shared_bytes
+from trainers import memory, needed_memory
 
 
 def cell_with(gpus=(0, 1), **strategy):
@@ -29,18 +28,20 @@ NONE = [cell_with(name=name) for name in ("nccl_allreduce", "none", "kvstore_dev
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_every_worker_adds_its_gradients_and_an_answer(workers):
     cell = make_cell(tuple(range(workers)), strategy=LITTLE.strategy)
-    assert shared_bytes(cell) == pytest.approx((2 * workers + 1) * 4 * 1_199_882, rel=0.01)
+    assert needed_memory.needed(cell)[0] == pytest.approx(
+        (2 * workers + 1) * 4 * 1_199_882, rel=0.01
+    )
 
 
 def test_a_strategy_that_takes_none_needs_none():
-    assert [shared_bytes(cell) for cell in NONE] == [0, 0, 0]
-    assert shared_bytes(cell_with(name="cpu_staged", transport="gloo")) == 0
+    assert [needed_memory.needed(cell)[0] for cell in NONE] == [0, 0, 0]
+    assert needed_memory.needed(cell_with(name="cpu_staged", transport="gloo"))[0] == 0
     refuse_too_little(NONE, free_bytes=0)
 
 
 def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where(memory_needed):
-    much = shared_bytes(MUCH)
-    assert shared_bytes(LITTLE) < much
+    much = needed_memory.needed(MUCH)[0]
+    assert needed_memory.needed(LITTLE)[0] < much
     with pytest.raises(Refused) as refused:
         refuse_too_little([LITTLE, MUCH], free_bytes=much - 1)  # the smaller one fits
     sentence = str(refused.value)

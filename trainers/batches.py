@@ -109,6 +109,11 @@ def checked(cell: Cell, source: str, batch: object) -> Batch:
             f"{source} gave a batch of {_described(first)}; expected "
             f"batch_size={cell.batch_size} samples, in the first dimension of the first tensor"
         )
+    if any(not part.dim() or len(part) != len(first) for part in parts) and cell.accumulate > 1:
+        raise ValueError(
+            f"{source} gave {_described(batch)}; accumulate={cell.accumulate} needs the samples in "
+            "the first dimension of every tensor"
+        )
     network = cell.model
     size = (network.channels, network.image_size, network.image_size)
     if network.inputs == IMAGES and (len(parts) != 2 or tuple(first.shape[1:]) != size):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conf.cell import SAMPLES, Cell
 from trainers import compile_passes, models
@@ -47,11 +47,7 @@ class Training:
             model = compile_passes.in_faster_forms(model)
         self.network = model  # what was built, without what the strategy wraps around it
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
-        self.names, self.parameters = [], []  # of what is trained
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self.names.append(name)
-                self.parameters.append(parameter)
+        self.names = [name for name, p in model.named_parameters() if p.requires_grad]
         self.optimizer = optimizer_of(cell.optimizer, self.parameters, cell.graphed)
         self.strategy: Strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
@@ -86,8 +82,13 @@ class Training:
         if capture:
             self.graphs = GraphedStep(self.uncaptured_step, self.parameters, capture)
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained, in the order of `names`, as the model has it now: whole or sharded."""
+        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
     def backward(self, batch: Batch | None = None) -> None:
-        """Run forward, backward and exchange on the next batch, or on the one given.
+        """Run every forward and backward, and exchange, on the next batch, or on the one given.
 
         Leaves the gradients in place. Never a replay of a graph.
         """
@@ -143,8 +144,24 @@ class Training:
 
     def _backward(self, batch: Batch) -> Tensor:
         self._count(batch)
-        *inputs, targets = batch
         self.optimizer.zero_grad(set_to_none=True)
+        *earlier, last = [batch]
+        if self.cell.accumulate > 1:
+            parts = [tensor.chunk(self.cell.accumulate) for tensor in batch]
+            *earlier, last = zip(*parts, strict=True)
+        losses = []
+        for micro_batch in earlier:
+            with self.strategy.accumulating() if self.exchanges else UNMARKED:
+                losses.append(self._forward_and_backward(micro_batch))
+        losses.append(self._forward_and_backward(last))
+        with self.mark("exchange"):
+            self.strategy.exchange()
+        self.loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        return self.loss
+
+    def _forward_and_backward(self, batch: Batch) -> Tensor:
+        """Add the gradients of a micro-step. Return its part of the loss of the step."""
+        *inputs, targets = batch
         autocast: AbstractContextManager[Any] = nullcontext()
         if self.cell.precision in AUTOCAST:
             autocast = torch.autocast(self.device.type, dtype=AUTOCAST[self.cell.precision])
@@ -154,12 +171,11 @@ class Training:
                 loss = self._own.loss(outputs, targets)
             else:
                 loss = models.loss(outputs, targets, self.cell.model.auxiliary_weight)
+            if self.cell.accumulate > 1:
+                loss = loss / self.cell.accumulate
         with self.mark("backward"):
             self.scaler.scale(loss).backward()
-        with self.mark("exchange"):
-            self.strategy.exchange()
-        self.loss = loss.detach()
-        return self.loss
+        return loss.detach()
 
     def _count(self, batch: Batch) -> None:
         self.images += len(batch[0])

@@ -9,13 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from conf.cell import Cell
 from conf.targets import locate
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,11 @@ class Strategy(ABC):
 
     # Where ranks and servers are: set by `load`, before anything is called.
     hosts: Hosts
-    # Steps after which all replicas are equal again: 1 for an exchange in every step, 0 for never.
+    # Steps in which every weight was equal on all replicas once: 1 for an exchange in every step, 0
+    # for never. Where there are more, the YAML has them as an option `period`.
     equal_every = 1
+    # Whether weights that a step made equal are the mean of what its local updates gave.
+    averages_weights = False
     # Whether an exchange returns the mean over all ranks, or to each rank its own gradient.
     returns_mean = True
     # Whether every exchange waits for all ranks.
@@ -137,12 +142,21 @@ class Strategy(ABC):
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Take over a model that is on its device, once; collective. Returns what the step calls.
 
+        Its parameters may become shards (torch's DTensor), as may those of the optimizer.
+
         `optimizer` holds the parameters and the settings; a strategy that updates weights elsewhere
         reads them there.
 
         Raises:
             RuntimeError: the process group fails, or the ranks' models differ.
         """
+
+    def refuse(self, model: nn.Module) -> None:
+        """Raise ValueError for a model, on the meta device, that the strategy cannot train.
+
+        Called before the cell starts, of strategies whose YAML says `some_models: true`.
+        """
+        return
 
     @abstractmethod
     def without_exchange(self) -> AbstractContextManager[None]:
@@ -151,6 +165,10 @@ class Strategy(ABC):
         Replicas drift apart. What such steps change of parameters, buffers and the optimizer's
         state is brought back before a step that counts.
         """
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Return a context of micro-steps whose gradients only add up; the step exchanges later."""
+        return self.without_exchange()
 
     @abstractmethod
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
@@ -236,6 +254,20 @@ class Strategy(ABC):
     def close(self) -> None:
         """Release servers and shared memory, after the last measurement."""
         return
+
+
+def whole(tensor: AnyTensor) -> AnyTensor:
+    """Return a tensor of which every rank has a shard as a whole one. Collective for such."""
+    if hasattr(tensor, "full_tensor"):  # torch's DTensor
+        return tensor.full_tensor()  # type: ignore[no-any-return]
+    return tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor, which shares its memory; the tensor if it is whole."""
+    if hasattr(tensor, "to_local"):
+        return tensor.to_local()  # type: ignore[no-any-return]
+    return tensor
 
 
 def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:

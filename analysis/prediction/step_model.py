@@ -296,8 +296,10 @@ def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTime
 def replay_of(
     calibration: CalibrationData, query: CellQuery, bare: Draws, times: BucketTimes, gamma: Draws
 ) -> Replay:
-    """Replay one step of a query with these parts."""
+    """Replay one step of a query with these parts, the mean of its period."""
     during, after = times
+    period = int(query.option("period", "1"))
+    during, after = [ms / period for ms in during], after / period
     ready_ms: list[Draws] = []
     backward_ms = bare
     for cell in matching_cells(calibration.with_moments, query, "workload", "strategy"):
@@ -308,8 +310,10 @@ def replay_of(
             break
     if not ready_ms:  # evenly
         sizes = buckets_of(calibration, query)
+        micro_steps = int(query.workload.requested("accumulate", "1"))
+        before = 1 - (1 - FORWARD_SHARE) / micro_steps  # what gradients travel beside
         for share in np.cumsum(sizes) / max(sum(sizes), 1e-9):
-            ready_ms.append(bare * (FORWARD_SHARE + (1 - FORWARD_SHARE) * share))
+            ready_ms.append(bare * (before + (1 - before) * share))
     if not overlaps(query):
         ready_ms = [backward_ms] * len(during)
     return replay(ready_ms, during, backward_ms, bare - backward_ms, gamma, after)

@@ -19,6 +19,7 @@ from analysis.prediction.link_model import (
 )
 from analysis.prediction.query import CellQuery
 
+GATHERING = ("fsdp", "zero2", "hsdp")
 LOW_RANK_HOOK = "powersgd"  # two matrices of low rank travel in place of each gradient
 # The time of a bucket with so many bytes to other ranks and so many back, in ms: from when its
 # gradients are there, and once backward and all buckets have ended.
@@ -103,13 +104,14 @@ class Exchange:
 _STAGED = Exchange(_through_host, occupies=False, brings_weights=True)
 UNKNOWN = Exchange(_no_time, occupies=False)
 OWN = Exchange(_by_collective, "all_reduce", by_nccl=True, during_backward=False)
+_SHARDS = Exchange(_by_collective, "reduce_scatter + all_gather", by_nccl=True, brings_weights=True)
 EXCHANGES = {
     "none": Exchange(_no_time, occupies=False, waits=False),
     "nccl_allreduce": Exchange(_by_collective, "all_reduce", by_nccl=True, splits_graphs=True),
-    "kvstore_device": Exchange(
-        _by_collective, "reduce_scatter + all_gather", by_nccl=True, brings_weights=True
-    ),
+    "kvstore_device": _SHARDS,
+    "zero1": _SHARDS,
     "hierarchical": Exchange(_in_levels, by_nccl=True),
+    "local_sgd": Exchange(_by_collective, "all_reduce", by_nccl=True, during_backward=False),
     "cpu_staged": _STAGED,
     "kvstore_local": _STAGED,
     "kvstore_dist_sync": _STAGED,
@@ -133,6 +135,11 @@ def exchange_of(query: CellQuery) -> Exchange:
 
 def refuse_unknown(query: CellQuery) -> None:
     """Refuse a query whose gradients travel in a way that nothing says. Raises ValueError."""
+    if query.strategy in GATHERING:
+        raise ValueError(
+            f"strategy {query.strategy!r}: no forecast knows when forward and backward wait for "
+            "gathered weights"
+        )
     if exchange_of(query) is UNKNOWN:
         raise ValueError(
             f"strategy {query.strategy!r}: no forecast knows how it sends gradients: its YAML does "

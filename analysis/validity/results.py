@@ -179,6 +179,24 @@ def _not_compared(record: Record) -> Judgement:
     )
 
 
+@check("invalid", "synchronised weights are not the mean of the ranks' own: {}", since=8)
+def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
+    """weights behind a synchronisation are not the mean of what the ranks' own steps gave
+
+    Look at the strategy's code: it must average the weights of all ranks.
+    """
+    if record.cell.period == 1 or record.cell.world_size == 1:
+        return not_applicable("no period of local steps")
+    if record.cell.strategy.get("outer", "average") != "average":
+        return not_applicable("an outer optimizer steps to the mean")
+    worst = record.checks.get("average_worst")
+    if worst is None:
+        return unless_training(record, "no rank had room for a second copy of the weights")
+    if worst and worst["error"] <= worst["tolerance"]:
+        return None
+    return ", ".join(f"{name} {value}" for name, value in worst.items()) or "none was equal"
+
+
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
 def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
     """the exchange alone did not return the mean of known gradients, in its worst array: in
@@ -425,6 +443,20 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
             f"{after.get('updates')} of {after.get('steps')} steps after them moved weights"
         )
     return "; ".join(wrong[:MOST_NAMED])
+
+
+@check("invalid", "gradients travelled before the last micro-step: {}", since=8)
+def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
+    """of accumulate > 1: a micro-step before the last reduced gradients between ranks
+
+    Look at the strategy's code: in `accumulating()` gradients only add up.
+    """
+    if record.cell.accumulate == 1:
+        return not_applicable("a step has one micro-step")
+    early = record.checks.get("sent", {}).get("early")
+    if early is None:
+        return unchecked("nobody saw its collectives")
+    return f"{early} collectives" if early else None
 
 
 @check("invalid", "torch.compile was asked for and compiled nothing", needs="graphs", compiled=True)

@@ -11,6 +11,7 @@ from analysis.cost import to_record
 from analysis.prediction.recorded_forecast import with_forecast
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
+from analysis.verification.device_use import device_use
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, derived_values, reported
 from benchmarks.record import CellFolder, Failure, Record, as_read, read_lines
 from conf.cell import Cell
@@ -49,6 +50,7 @@ def complete(
         record = dataclasses.replace(record, **{name: values.get(name, {}) for name in FIELDS})
     record = _with_reports(record, folder, lines)
     metrics, checks = summary(folder)
+    metrics |= device_use(record, metrics)
     cost = to_record(folder, lines, record.started_at, record.ended_at)
     if cost is not None:
         record = dataclasses.replace(record, tables=record.tables | cost.tables)

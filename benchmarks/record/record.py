@@ -27,7 +27,7 @@ from benchmarks.record.folder import CellFolder, record_paths
 from benchmarks.record.shapes import DERIVED_FIELDS, RECORD_FIELDS, Finite, Number
 from conf.cell import OMITTED_IF_EMPTY, Cell, Network, Optimizer
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 OLDEST_SCHEMA = 4
 LATER_FIELDS = ("predicted",)  # that the oldest schema lacks
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970

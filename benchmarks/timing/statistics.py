@@ -59,6 +59,14 @@ def percentile_95(ms: Sequence[float]) -> float:
     return float(np.percentile(ms, 95))
 
 
+def levelled(ms: Sequence[float], period: int) -> list[float]:
+    """Return steps as long as the mean of their period; those behind the last one as they are."""
+    level: list[float] = []
+    for start in range(0, len(ms) - period + 1, period) if period > 1 else ():
+        level += [math.fsum(ms[start : start + period]) / period] * period
+    return level + list(ms[len(level) :])
+
+
 def clock_disagreement(device: float, host: float) -> float:
     """Return the difference of the two clocks of a window, as a share of the host's."""
     return abs(device - host) / host

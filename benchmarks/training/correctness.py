@@ -21,6 +21,7 @@ from benchmarks.rank.ranks import Ranks
 from conf.host import free_memory
 from trainers.batches import Batch
 from trainers.step import Training
+from trainers.strategy import local, whole
 
 # Runs of backward without exchange on the same batch: what differs among them is what the
 # arithmetic leaves open, since cuDNN's backward kernels may sum in another order each time.
@@ -38,6 +39,7 @@ PIECE = 1 << 18  # words at most: a checksum takes a few MB of the device for te
 # and signed factors.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
+DIGEST_BYTES = 8
 ROOM = 2  # times its own size that must be free before a copy is made
 # What is compared of a step: gradients as it leaves them, and how far it moves the weights.
 COMPARED = ("gradient", "weights")
@@ -46,8 +48,15 @@ UNITS = 2  # in the last place of a weight, by which two steps may move it diffe
 
 def replicas_equal(training: Training, ranks: Ranks) -> bool:
     """Return whether the weights of all ranks are equal, bit for bit, by checksums. Collective."""
-    of_ranks = ranks.gather(checksum(training.parameters))
-    return all(values == of_ranks[0] for values in of_ranks)
+    return len(equal_arrays(training, ranks)) == len(training.parameters)
+
+
+def equal_arrays(training: Training, ranks: Ranks) -> set[int]:
+    """Return which weights are equal on all ranks, bit for bit, by number. Collective."""
+    own = b"".join(checksums(training.parameters))
+    of_ranks = torch.tensor(ranks.gather(own)).view(ranks.world_size, -1, DIGEST_BYTES)
+    equal = (of_ranks == of_ranks[0]).all(2).all(0)
+    return set(equal.nonzero().flatten().tolist())
 
 
 # The exchanged gradient beside the mean.
@@ -84,7 +93,7 @@ class ComparedElements:
         """Return the chosen elements of arrays, (elements,) in float64 on their device."""
         parts = []
         for array, stride in zip(arrays, self.strides, strict=True):
-            parts.append(array.detach().flatten()[::stride].double())
+            parts.append(whole(array.detach()).flatten()[::stride].double())
         return torch.cat(parts)
 
     def by_array(self, values: Tensor) -> Tensor:
@@ -140,6 +149,43 @@ def gradient(
     sizes = of_ranks[:, 2].mean(0)
     worst = worst_array(wrong, repeats, sizes, rounding, step * elements.counts)
     return facts | {"gradient_worst": worst | {"array": training.names[worst["array"]]}}
+
+
+def average(training: Training, ranks: Ranks) -> dict[str, Any]:
+    """Return the weights that are farthest from the mean of the ranks' own, of those of a period.
+
+    Each step is first taken without exchange, twice. Weights that are equal on all ranks behind the
+    step itself are compared with the mean of these. Empty where a rank has no room for a copy of
+    its state. Collective.
+    """
+    snapshot = Snapshot.take(training, ranks)
+    if snapshot is None:
+        return {}
+    elements, rounding = ComparedElements(training), ranks.world_size * _digits(training)
+    worst: dict[str, Any] = {}
+    for _ in range(training.strategy.equal_every):
+        batch, runs = next(training.batches), []
+        for _ in range(RUNS_AFTER):
+            with snapshot.restored(), training.without_exchange():
+                runs.append(_weights_after_step(training, batch, elements))
+        difference = _weights_after_step(training, batch, elements) - _mean(runs[0], ranks)
+        sums = [elements.by_array(difference), elements.repeats(runs), elements.by_array(runs[0])]
+        wrong, repeats, sizes = gathered(ranks, torch.stack(sums)).amax(0)
+        equal = sorted(equal_arrays(training, ranks))
+        if not equal:
+            continue
+        allowed = (repeats[equal], sizes[equal], rounding[equal], torch.zeros(len(equal)))
+        facts = worst_array(wrong[equal], *allowed)
+        facts["array"] = training.names[equal[facts["array"]]]
+        if not worst or not facts["error"] <= worst["error"]:
+            worst = facts
+    return {"average_worst": worst}
+
+
+def _weights_after_step(training: Training, batch: Batch, elements: ComparedElements) -> Tensor:
+    torch.manual_seed(training.cell.seed)
+    training.step(batch)
+    return elements.values(training.parameters)
 
 
 def _of_all_arrays(
@@ -263,7 +309,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[bytes]:
     sums: list[Tensor] = []
     ends = []  # of each tensor's sums
     for tensor in tensors:
-        flat = tensor.detach().flatten().contiguous()
+        flat = whole(tensor.detach()).flatten().contiguous()
         for piece in flat.view(WORDS.get(flat.element_size(), torch.int32)).split(PIECE):
             sums.append((piece.to(torch.int64) * multipliers[: len(piece)]).sum())
         ends.append(len(sums))
@@ -281,7 +327,7 @@ def checksum(tensors: Sequence[Tensor]) -> bytes:
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:
-    return hashlib.sha256(b"".join(parts)).digest()[:8]
+    return hashlib.sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
 
 
 # Steps without exchange leave no trace: timed steps then go on as if these had never been.
@@ -336,7 +382,7 @@ def _state(training: Training, whole: bool) -> list[Tensor]:
                 tensors.append(value)
     if whole:
         tensors += training.strategy.state()
-    return tensors
+    return [local(tensor) for tensor in tensors]
 
 
 # CUDA graphs: does a replay do what the step does without a graph, and how often did each run?

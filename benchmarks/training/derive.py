@@ -28,13 +28,13 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
     first = together(lines, Kind.BLOCK, purpose="first")[0]
     warm_up = together(lines, Kind.BLOCK, purpose="warm-up")
-    ms = slowest_ms(warm_up)
+    ms = slowest_ms(warm_up, cell.period)
     requested_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
     least_ms = []
     for window in warm_up:
         for block in window:
             least_ms.append(float(block.get("least_ms", requested_ms)))
-    windows = timed(lines)
+    windows = timed(lines, cell.period)
     metrics: Metrics = {
         "step/first_ms": max(block["lead_in_ms"] for block in first),
         "warmup/iterations": len(ms),
@@ -43,7 +43,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     within_run = windows.within_run
     stability_checks, tables = _stability(lines, cell)
     checks = windows.checks | stability_checks
-    last_ms = slowest_ms(warm_up[-1:])
+    last_ms = slowest_ms(warm_up[-1:], cell.period)
     if last_ms:
         of_warm_up = windows.metrics["step/ms_median"] / statistics.median(last_ms)
         checks["slower_than_warmup"] = of_warm_up - 1
@@ -55,7 +55,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
         metrics |= exchanged.metrics
         within_run |= exchanged.within_run
         checks |= exchanged.checks
-    for cost in (data_cost(lines), strategy_cost(lines)):
+    for cost in (data_cost(lines, cell.period), strategy_cost(lines, cell.period)):
         metrics |= cost.metrics
         within_run |= cost.within_run
     tables |= derive_calibration.tables(lines, cell)
@@ -70,7 +70,7 @@ def warmed_up(ms: Sequence[float], cell: Cell, least_ms: float) -> bool:
     return statistics.flat(ms, int(cell.benchmark["warmup_iterations"]), least_ms)
 
 
-def timed(lines: RankLines) -> Derived:
+def timed(lines: RankLines, period: int = 1) -> Derived:
     """Return the rate and the step times of the timed windows, with a series over the windows."""
     windows = together(lines, Kind.BLOCK, purpose="timed")
     ranks = len(windows[0])
@@ -81,7 +81,7 @@ def timed(lines: RankLines) -> Derived:
     disagreement = 0.0
     launch_ms, rates, medians = [], [], []
     for window in windows:
-        by_window.append(slowest_ms([window]))
+        by_window.append(slowest_ms([window], period))
         ms += by_window[-1]
         window_images, lasted_ms, launched_ms = 0, 0.0, 0.0
         for rank, block in enumerate(window):
@@ -166,11 +166,11 @@ def busy(lines: RankLines, step_ms: float) -> Metrics:
     return metrics
 
 
-def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
-    """Return the time of each iteration of some windows: that of its slowest rank."""
+def slowest_ms(windows: Sequence[Sequence[Line]], period: int = 1) -> list[float]:
+    """Return the time of each iteration of some windows: that of its slowest rank, as levelled."""
     ms: list[float] = []
     for window in windows:
-        ms += slowest(block["ms"] for block in window)
+        ms += statistics.levelled(slowest(block["ms"] for block in window), period)
     return ms
 
 
@@ -191,18 +191,20 @@ def _interval_facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
 # What something costs a step: steps with it against steps without it, in the order A B B A.
 
 
-def strategy_cost(lines: RankLines) -> Derived:
+def strategy_cost(lines: RankLines, period: int = 1) -> Derived:
     """Return what the strategy costs a step: steps with it against steps without exchange.
 
     Where steps without exchange stood between the timed windows, these are the steps with it;
     those beyond the rounds have no partner.
     """
     without_it = _windows(lines, "without exchange")
-    with_it = _windows(lines, "with exchange") or _windows(lines, "timed")[: len(without_it)]
+    with_it = _windows(lines, "with exchange", period)
+    if not with_it:
+        with_it = _windows(lines, "timed", period)[: len(without_it)]
     return _cost(with_it, without_it, "strategy/cost_ms")
 
 
-def data_cost(lines: RankLines) -> Derived:
+def data_cost(lines: RankLines, period: int = 1) -> Derived:
     """Return what a data loader costs a step, and how long the host waits for it."""
     waits = together(lines, Kind.BLOCK, purpose="timed", has="wait_ms")
     if not waits:
@@ -210,8 +212,8 @@ def data_cost(lines: RankLines) -> Derived:
     wait_ms = []
     for window in waits:
         wait_ms += slowest(block["wait_ms"] for block in window)
-    with_it = _windows(lines, "with loader")
-    cost = _cost(with_it, _windows(lines, "without loader"), "data/cost_ms")
+    with_it = _windows(lines, "with loader", period)
+    cost = _cost(with_it, _windows(lines, "without loader", period), "data/cost_ms")
     share = cost.metrics["data/cost_ms"] / _median_of(with_it)
     metrics = {"data/wait_ms": statistics.median(wait_ms), "data/cost_share": share}
     return Derived(cost.metrics | metrics, within_run=cost.within_run)
@@ -244,8 +246,9 @@ def _cost(with_it: Windows, without_it: Windows, name: str) -> Derived:
     return Derived({name: cost_ms}, within_run={name: interval | {"groups": len(blocks)}})
 
 
-def _windows(lines: RankLines, purpose: str) -> Windows:
-    return [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=purpose)]
+def _windows(lines: RankLines, purpose: str, period: int = 1) -> Windows:
+    windows = together(lines, Kind.BLOCK, purpose=purpose)
+    return [slowest_ms([window], period) for window in windows]
 
 
 def _median_of(windows: Sequence[Sequence[float]]) -> float:
@@ -265,7 +268,7 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
         for block in of_kind(own, Kind.BLOCK):
             samples_ms = math.fsum([block["lead_in_ms"], *block["ms"]])
             unaccounted.append(abs(samples_ms / float(block["device_ms"]) - 1))
-    timed_windows = _windows(lines, "timed")
+    timed_windows = _windows(lines, "timed", cell.period)
     ms = statistics.joined(timed_windows)
     checks: dict[str, Any] = {
         "stationarity": statistics.stationarity(ms),
@@ -275,7 +278,7 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
         "windows_repeated": max(map(_repeated, lines.values())),
         "iterations_missing": max(map(_missing, lines.values())),
         "unseen_share": min(map(_unseen_share, lines.values())),
-        "grid_ms": statistics.grid(ms),
+        "grid_ms": statistics.grid(statistics.joined(_windows(lines, "timed"))),
     }
     # Steps that wait for no other rank: those without exchange; every step of strategy=none.
     purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
@@ -385,6 +388,7 @@ def exchange(lines: RankLines, cell: Cell) -> Derived | None:
     if not math.isnan(moved):  # a strategy that cannot say what it moves has no busbw
         metrics["comm/busbw_gb_per_s"] = moved / median_ms / 1e6
         metrics["comm/bytes_moved"] = moved
+        metrics["comm/bytes_per_image"] = moved / cell.batch_size / cell.period
     reference_metrics, reference = references(lines, metrics, synchronous)
     interval = _interval(*statistics.median_interval([ms])) | _interval_facts([ms])
     by_iteration = [[iteration, value] for iteration, value in enumerate(ms, 1)]

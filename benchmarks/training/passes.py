@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record.folder import pack
 from conf.cell import Cell
 from trainers.step import Mark, Training, unmarked
-from trainers.strategy import Strategy
+from trainers.strategy import Strategy, whole
 
 TUNING_STEPS = 3
 
@@ -94,8 +95,9 @@ def tuning(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(TUNING_STEPS):
         training.step()
         reporter.beat()
+    parameters = [nn.Parameter(whole(weight.detach())) for weight in training.parameters]
     with training.strategy.gradients_only():
-        exchange = training.strategy.exchange_alone(training.parameters)
+        exchange = training.strategy.exchange_alone(parameters)
         if exchange:
             exchange()
     ranks.barrier()

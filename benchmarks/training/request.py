@@ -8,12 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.request import Room
 from benchmarks.timing import statistics
 from conf import groups
 from conf.cell import Cell
+from conf.options import Refused
 
 FLOPS = {"cpu": 25e9, "cuda": 60e12}  # operations a second of one rank
-PASSES = 3  # forward, and backward, which takes twice as long
 USUAL_STEP_SECONDS = 0.1  # of a model of which nothing is known
 FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
 GRAPH_STEPS = 40  # before the captures of a cell with CUDA graphs, and to compare them
@@ -34,12 +35,10 @@ LOADED_MS = 1000.0
 
 def step_seconds(cell: Cell) -> float:
     """Return the seconds of a training step, from the operations that the model's YAML has."""
-    gigaflop = groups.of_model(cell.model.name, "gigaflop")
-    pixels = groups.of_model(cell.model.name, "gpu.image_size")
-    if not gigaflop or not pixels:
+    gigaflop = groups.training_gigaflop(cell.model.name, cell.model.image_size)
+    if gigaflop is None:
         return USUAL_STEP_SECONDS
-    share = (cell.model.image_size / pixels) ** 2
-    return float(PASSES * gigaflop * 1e9 * share * cell.batch_size / FLOPS[cell.device])
+    return gigaflop * 1e9 * cell.batch_size / FLOPS[cell.device]
 
 
 def throughput(cell: Cell) -> float:
@@ -50,7 +49,7 @@ def throughput(cell: Cell) -> float:
     # Without a loader the timed windows are the steps with exchange, mostly; a power cap or
     # asynchronous ranks need their own.
     windows = WITH_IT + WITHOUT_IT
-    if rounds_between(options) and not cell.data:
+    if rounds_between(options, cell.period) and not cell.data:
         windows = WITHOUT_IT
     abba_s = 0.0
     if cell.world_size > 1:
@@ -59,15 +58,26 @@ def throughput(cell: Cell) -> float:
     return _seconds_before(cell, step_s) + timed_s + abba_s + calibration_s
 
 
-def rounds_between(options: Mapping[str, Any]) -> int:
+def rounds_between(options: Mapping[str, Any], period: int = 1) -> int:
     """Return the rounds of A B B A of which the timed windows may be the A.
 
     0 where too few iterations are allowed.
     """
     rounds = int(options["exposed_rounds"])
-    if int(options["max_iterations"]) < WITH_IT * rounds * FEWEST_STEPS:
+    if int(options["max_iterations"]) < WITH_IT * rounds * whole_periods(FEWEST_STEPS, period):
         return 0
     return rounds
+
+
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a strategy whose period does not fit the timed windows. Raises Refused."""
+    most = int(cell.benchmark["max_iterations"])
+    if cell.period * FEWEST_WINDOWS > most:
+        raise Refused(
+            f"strategy.period={cell.period}: benchmark.max_iterations={most} times fewer than "
+            f"{FEWEST_WINDOWS} periods; expected a period up to {most // FEWEST_WINDOWS}, or more "
+            "iterations"
+        )
 
 
 def exchange(cell: Cell) -> float:
@@ -84,17 +94,26 @@ def _seconds_before(cell: Cell, step_s: float) -> float:
 # How many steps each window has, and when the timed windows are enough. Simulations call it too.
 
 
-def window_iterations(step_ms: float) -> int:
+def whole_periods(iterations: int, period: int) -> int:
+    """Return the fewest iterations, at least these, that hold whole periods of a strategy."""
+    return -(-iterations // period) * period
+
+
+def window_iterations(step_ms: float, period: int = 1) -> int:
     """Return how many steps fit a timed window."""
-    return min(MOST_PER_WINDOW, max(FEWEST_PER_WINDOW, round(WINDOW_SECONDS * 1e3 / step_ms)))
+    fitting = min(MOST_PER_WINDOW, max(FEWEST_PER_WINDOW, round(WINDOW_SECONDS * 1e3 / step_ms)))
+    return whole_periods(fitting, period)
 
 
-def abba_iterations(step_ms: float) -> int:
+def abba_iterations(step_ms: float, period: int = 1) -> int:
     """Return how many steps a window of A B B A has that is not timed."""
-    return min(MOST_PER_ABBA_WINDOW, max(FEWEST_STEPS, round(ABBA_SECONDS * 1e3 / step_ms)))
+    fitting = min(MOST_PER_ABBA_WINDOW, max(FEWEST_STEPS, round(ABBA_SECONDS * 1e3 / step_ms)))
+    return whole_periods(fitting, period)
 
 
-def timed_abba_iterations(step_ms: float, options: Mapping[str, Any], rounds: int) -> int:
+def timed_abba_iterations(
+    step_ms: float, options: Mapping[str, Any], rounds: int, period: int = 1
+) -> int:
     """Return how many steps a timed window has that is the A of A B B A.
 
     Those of all rounds take `max_seconds` together, or what the fewest timed windows take, and fit
@@ -103,7 +122,8 @@ def timed_abba_iterations(step_ms: float, options: Mapping[str, Any], rounds: in
     windows = WITH_IT * rounds
     seconds = min(FEWEST_WINDOWS * WINDOW_SECONDS, float(options["max_seconds"])) / windows
     fitting = max(FEWEST_STEPS, math.ceil(min(WINDOW_SECONDS, seconds) * 1e3 / step_ms))
-    return min(MOST_PER_WINDOW, fitting, int(options["max_iterations"]) // windows)
+    most = int(options["max_iterations"]) // windows
+    return min(whole_periods(min(MOST_PER_WINDOW, fitting), period), most // period * period)
 
 
 def gets_longer(ms: Sequence[float]) -> bool:
@@ -127,6 +147,7 @@ def should_stop(
     lasted_ms: float,
     options: Mapping[str, Any],
     rounds: int = 0,
+    period: int = 1,
 ) -> bool:
     """Return whether the interval is narrow enough, or time or iterations have run out.
 
@@ -136,7 +157,8 @@ def should_stop(
     if len(by_window) < WITH_IT * rounds:
         return False
     iterations = sum(map(len, by_window))
-    if lasted_ms >= options["max_seconds"] * 1e3 or iterations >= options["max_iterations"]:
+    are_over = iterations + period > options["max_iterations"]
+    if lasted_ms >= options["max_seconds"] * 1e3 or are_over:
         return True
     if iterations < options["min_iterations"] or len(by_window) < FEWEST_WINDOWS:
         return False

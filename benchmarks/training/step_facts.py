@@ -22,6 +22,7 @@ from conf.cell import OWN_MODEL
 from trainers import collectives
 from trainers.batches import Batch
 from trainers.step import UNMARKED, Training
+from trainers.strategy import whole
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
 ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
@@ -133,7 +134,8 @@ class SentTensors(TorchDispatchMode):
 def sent(training: Training) -> Iterator[dict[str, Any]]:
     """Yield facts of the collectives that exchange gradients in the steps inside.
 
-    Their number, their bytes and, of each operation, a checksum of the order, sizes and dtypes.
+    Their number, their bytes and, of each operation, a checksum of the order, sizes and dtypes;
+    `early` are the reductions in micro-steps before the last.
     Empty where a model is compiled: a compiled step runs as another under it. A user's own model
     may have compiled parts: its backward passes are not looked at.
     """
@@ -146,8 +148,12 @@ def sent(training: Training) -> Iterator[dict[str, Any]]:
     if training.cell.model.library == OWN_MODEL:
         stages = {"exchange"}
 
+    starts: list[int] = []  # of backward passes, as numbers of rows
+
     def watched(stage: str) -> AbstractContextManager[Any]:
         if training.exchanges and stage in stages:
+            if stage == "backward":
+                starts.append(len(seen.rows))
             return seen
         return UNMARKED
 
@@ -160,6 +166,9 @@ def sent(training: Training) -> Iterator[dict[str, Any]]:
         rows = sorted(seen.rows, key=lambda row: row.partition(" ")[0])
         order = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
         facts |= {"collectives": len(seen.rows), "bytes": seen.bytes, "order": order}
+        if training.cell.accumulate > 1 and starts:
+            early = seen.rows[: starts[-1]]
+            facts["early"] = sum("reduce" in row for row in early)
 
 
 def updates(training: Training, steps: Iterable[Callable[[], object]]) -> dict[str, int]:
@@ -286,15 +295,16 @@ class Weights:
             return True
         if weight.grad is None:
             return False
+        gradient, values = whole(weight.grad), whole(weight.detach())
         optimizer = self._training.cell.optimizer
         if optimizer.name == "adamw":
             # A step has the size of the rate, whatever the gradient's; alternating ones make it
             # smaller.
-            step = (weight.grad != 0) * (optimizer.learning_rate * ALTERNATING)
+            step = (gradient != 0) * (optimizer.learning_rate * ALTERNATING)
         else:
             rate = optimizer.learning_rate / self._training.scaler.get_scale()
-            step = weight.grad.abs() * rate
-        return bool((step > weight.detach().abs() * torch.finfo(weight.dtype).eps).any())
+            step = gradient.abs() * rate
+        return bool((step > values.abs() * torch.finfo(weight.dtype).eps).any())
 
 
 def _name(dtype: torch.dtype) -> str:

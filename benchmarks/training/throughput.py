@@ -4,7 +4,9 @@ import itertools
 import math
 from typing import Any
 
+import psutil
 import torch
+from torch import nn
 
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
 from benchmarks.record import Kind
@@ -18,7 +20,7 @@ from conf.cell import Cell
 from trainers import models
 from trainers.batches import DISTINCT, Batch, LoadedBatches
 from trainers.step import Training
-from trainers.strategy import Strategy
+from trainers.strategy import Strategy, whole
 
 # The second window of a warm-up lasts as long as the shortest warm-up, and shows whether a step
 # gets longer under load. Those that follow it, where the step time still falls, are as long as this
@@ -29,6 +31,7 @@ MOST_WARMING = 2000  # iterations of one of them
 # of the delay: twice what enqueuing a step takes, and some more.
 HELD_ITERATIONS = 3
 DELAY_LAUNCHES, DELAY_MORE_MS = 2, 5.0
+GIB = 2**30
 DATA_ROUNDS = 3  # of A B B A, with and without a data loader
 
 
@@ -62,7 +65,13 @@ class TrainingBenchmark:
         """
         self.reporter.phase("first step")
         self.block("first", 1)  # it compiles, tunes and connects: timed and kept apart
+        synchronous = self.cell.strategy.get("warmup_steps", 0)
+        if synchronous:
+            self.block("synchronous", synchronous)
+        if self.ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # the first step tried kernels
         self.warm_up()
+        self.result.metrics |= self.memory()
         if self._may_interleave():
             self.snapshot = Snapshot.take(self.training, self.ranks)
         self.check()
@@ -93,6 +102,8 @@ class TrainingBenchmark:
             checks[f"timed_{name}"] = count
         if self.ranks.world_size > 1 and training.strategy.equal_every:
             checks["replicas_equal"] = self.replicas_equal()
+            if training.strategy.averages_weights:
+                checks |= correctness.average(training, self.ranks)
         loss = float("nan")
         if training.loss is not None:
             loss = training.loss.item()
@@ -132,16 +143,19 @@ class TrainingBenchmark:
         return facts | step_facts.updates(training, steps)
 
     def replicas_equal(self) -> bool:
-        """Return whether replicas are equal after one of as many steps as the strategy needs."""
-        for _ in range(self.training.strategy.equal_every - 1):
-            if correctness.replicas_equal(self.training, self.ranks):
-                return True
-            self.training.step(next(self.training.batches))
-        return correctness.replicas_equal(self.training, self.ranks)
+        """Return whether each weight is equal after one of as many steps as the strategy needs."""
+        training = self.training
+        equal = correctness.equal_arrays(training, self.ranks)
+        for _ in range(training.strategy.equal_every - 1):
+            if len(equal) == len(training.parameters):
+                break
+            training.step(next(training.batches))
+            equal |= correctness.equal_arrays(training, self.ranks)
+        return len(equal) == len(training.parameters)
 
     def without_data(self) -> None:
         """Measure what a step and an exchange take where batches are at hand."""
-        if self.ranks.device.type == "cuda":
+        if self.ranks.device.type == "cuda" and self.cell.period == 1:  # else steps differ
             self.held()
         if self.ranks.world_size > 1:
             if self.exchange_alone():
@@ -173,7 +187,7 @@ class TrainingBenchmark:
             # Every step draws one batch.
             facts["wait_ms"] = self.training.batches.waited_ms[-iterations:]
         self.reporter.block(purpose, block, images, **facts)
-        return block, self.ranks.slowest(block.ms)
+        return block, statistics.levelled(self.ranks.slowest(block.ms), self.cell.period)
 
     def warm_up(self) -> None:
         """Step until the step time is flat."""
@@ -190,12 +204,22 @@ class TrainingBenchmark:
                 # time.
                 fitting = math.ceil(window_ms / min(slowest_ms[-fewest:]))
             iterations = min(MOST_WARMING, max(fewest, fitting))
+            iterations = request.whole_periods(iterations, self.cell.period)
             block, ms = self.block("warm-up", iterations, least_ms=least_ms)
             slowest_ms += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
             if len(ms) > len(self.longest_ms):
                 self.longest_ms = ms
         self.step_ms = statistics.median(slowest_ms[-max(2, len(slowest_ms) // 4) :])
+
+    def memory(self) -> dict[str, float]:
+        """Return the most memory that a rank's steps took: on a CPU worker, what it has now."""
+        own = [psutil.Process().memory_info().rss]
+        if self.ranks.device.type == "cuda":
+            own = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+        names = ("memory/peak_gib", "memory/reserved_gib")
+        largest = self.ranks.slowest(own)
+        return {name: most / GIB for name, most in zip(names, largest, strict=False)}
 
     def check(self) -> None:
         """Find out once, before the timed windows, whether what runs is what was asked."""
@@ -243,7 +267,8 @@ class TrainingBenchmark:
         METHOD.md, "Exposed communication".
         """
         strategy = self.training.strategy
-        if not request.rounds_between(self.options) or not strategy.in_lockstep or self.cell.data:
+        rounds = request.rounds_between(self.options, self.cell.period)
+        if not rounds or not strategy.in_lockstep or self.cell.data:
             return False
         if self.ranks.world_size == 1:
             has_cost = strategy.own_work_alone
@@ -260,13 +285,13 @@ class TrainingBenchmark:
         Or until time or iterations run out.
         """
         self.reporter.phase("timed")
-        options = self.options
+        options, period = self.options, self.cell.period
         rounds = 0
-        iterations = request.window_iterations(self.step_ms)
+        iterations = request.window_iterations(self.step_ms, period)
         if self.snapshot:
-            rounds = request.rounds_between(options)
+            rounds = request.rounds_between(options, period)
             if rounds:
-                iterations = request.timed_abba_iterations(self.step_ms, options, rounds)
+                iterations = request.timed_abba_iterations(self.step_ms, options, rounds, period)
         by_window: list[list[float]] = []  # ms of each iteration on its slowest rank
         done = 0
         totals_ms = [0.0] * self.ranks.world_size
@@ -279,7 +304,8 @@ class TrainingBenchmark:
                     self._without_exchange()
                     self._without_exchange()
                 self.reporter.phase("timed")
-            iterations = min(iterations, int(options["max_iterations"]) - done)
+            left = int(options["max_iterations"]) - done
+            iterations = min(iterations, left // period * period)
             block, ms = self.block("timed", iterations)
             gathered = self.ranks.gather([sum(block.ms), block.launch_ms])
             by_window.append(ms)
@@ -287,7 +313,7 @@ class TrainingBenchmark:
             for rank, (window_ms, _) in enumerate(gathered):
                 totals_ms[rank] += window_ms
             launch_ms.append(max(own_launch_ms for _, own_launch_ms in gathered))
-            if request.should_stop(by_window, max(totals_ms), options, rounds):
+            if request.should_stop(by_window, max(totals_ms), options, rounds, period):
                 break
         self.step_ms = statistics.median(statistics.joined(by_window))
         self.launch_ms = statistics.median(launch_ms)
@@ -306,9 +332,11 @@ class TrainingBenchmark:
         It is on gradients of the model's shapes. Returns whether there was one to time.
         """
         training, iterations = self.training, int(self.options["exchange_iterations"])
-        strategy, parameters = training.strategy, training.parameters
+        strategy = training.strategy
         if not iterations:
             return False
+        used = [parameter.grad is not None for parameter in training.parameters]
+        parameters = [nn.Parameter(whole(weight.detach())) for weight in training.parameters]
         with strategy.gradients_only():
             alone = strategy.exchange_alone(parameters)
             if alone is None:
@@ -317,7 +345,7 @@ class TrainingBenchmark:
                 strategy,
                 alone,
                 parameters,
-                [parameter.grad is not None for parameter in parameters],
+                used,
                 iterations,
                 int(self.options["limit_iterations"]),
                 self.clock,
@@ -328,7 +356,8 @@ class TrainingBenchmark:
 
     def data_cost(self) -> None:
         """Time steps with the loader and steps on batches on the device, in the order A B B A."""
-        loader, iterations = self.training.batches, request.abba_iterations(self.step_ms)
+        loader = self.training.batches
+        iterations = request.abba_iterations(self.step_ms, self.cell.period)
         assert isinstance(loader, LoadedBatches)
         self.reporter.phase("data")
         for window in range(4 * DATA_ROUNDS):
@@ -351,7 +380,8 @@ class TrainingBenchmark:
         self.reporter.phase("exposed")
         for window in range(4 * rounds):
             if window % 4 in (0, 3):
-                self.block("with exchange", request.abba_iterations(self.step_ms))
+                iterations = request.abba_iterations(self.step_ms, self.cell.period)
+                self.block("with exchange", iterations)
             else:
                 self._without_exchange()
 

@@ -466,7 +466,7 @@ def room_on(hosts: Iterable[Host]) -> Room:
 
 
 def shared_memory(sweep: ExpandedSweep) -> None:
-    """Refuse a strategy that needs more of /dev/shm than is free."""
+    """Refuse a strategy that needs more of /dev/shm than is free, or cannot train its model."""
     cells = once_each(sweep.cells)
     if not sweep.is_for_another_machine:
         refuse_too_little([cell for cell in cells if not cell.hosts])
@@ -479,7 +479,7 @@ def refuse_too_little(
     cells: Sequence[Cell], free_bytes: int | None = None, where: str = ""
 ) -> None:
     """Refuse cells that need more shared memory than is free, here or on a host that `where`
-    names."""
+    names, or whose strategy cannot train their model."""
     free = free_bytes
     if free is None:
         free = free_shared_memory()
@@ -487,7 +487,7 @@ def refuse_too_little(
     for cell in cells:
         plenty = free >= PLENTY_BYTES * (2 * len(cell.gpus) + 2)
         rules = groups.choice("strategy", cell.strategy["name"]).rules
-        if rules.get("shared_memory") and not plenty:
+        if rules.get("some_models") or (rules.get("shared_memory") and not plenty):
             doubtful.append(cell)
     if not doubtful:
         return
@@ -502,7 +502,9 @@ def refuse_too_little(
     )
     if answer.returncode != 0:
         return  # a model that cannot be built says why when its cell runs
-    for cell, needed in zip(doubtful, json.loads(answer.stdout), strict=True):
+    for cell, (needed, refusal) in zip(doubtful, json.loads(answer.stdout), strict=True):
+        if refusal:
+            raise Refused(refusal)
         who = f"{where}strategy={cell.strategy['name']}: {cell.name}"
         refuse_too_little_shared(needed, free, who, "a strategy with less")
 

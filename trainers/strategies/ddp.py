@@ -6,7 +6,7 @@ Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; o
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,7 @@ class NcclAllreduce(Strategy):
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
+        self._has_graph = not static_graph
         # Of the bytes of float32; exact once the parameters are known.
         self._share = 0.5 if comm_hook in comm_hooks.SENT else 1.0
 
@@ -117,6 +118,16 @@ class NcclAllreduce(Strategy):
         assert self._ddp is not None
         context: AbstractContextManager[None] = self._ddp.no_sync()
         return context
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Return DDP's no_sync.
+
+        But for the first micro-step of all: in its exchange DDP learns the static graph.
+        """
+        if self._has_graph:
+            return self.without_exchange()
+        self._has_graph = True
+        return nullcontext()
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Return 2(n−1)/n of what is sent, as a ring moves it (nccl-tests); NaN for PowerSGD."""
@@ -149,7 +160,7 @@ class NcclAllreduce(Strategy):
         self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
         cap_bytes = self._arguments["bucket_cap_mb"] * (1 << 20)
-        return _DdpAlone(parameters, cap_bytes, self._hook())
+        return DdpAlone(parameters, cap_bytes, self._hook())
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references: links between neighbours, and the wire between hosts.
@@ -168,7 +179,7 @@ class NcclAllreduce(Strategy):
         return probes + reference_probes.between_hosts(self.hosts, self._device, host_bytes)
 
 
-class _DdpAlone(ExchangeAlone):
+class DdpAlone(ExchangeAlone):
     """All-reduce of DDP's buckets.
 
     On a GPU several copies of the gradient take turns, so that together they are larger than the L2
