@@ -163,7 +163,7 @@ class Engine:
     )
     start_timeout_s: float = option(300.0, "seconds until every rank must have reported", least=1)
     silence_timeout_s: float = option(
-        180.0, "seconds without a sign of life before a rank hangs", least=1
+        180.0, "seconds without a sign of life before a rank counts as hung", least=1
     )
     cell_timeout_s: float = option(1800.0, "seconds that a whole cell may take", least=1)
     stop_grace_s: float = option(
@@ -348,8 +348,7 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: say before each cell what it should give, and calibrate for that: up to 1.5 s a "
-        "cell",
+        "auto: forecast each run before it starts, and calibrate for that: up to 1.5 s a cell",
         words=("auto", "False"),
     )
     waterfall: bool = option(

@@ -1,6 +1,7 @@
 """Answer `--help`, `--help TOPIC` and `--version` without composing a request."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_origin
@@ -47,9 +48,13 @@ def answer(line: CommandLine) -> None:
         group = key.partition(".")[0]
         if key in GROUPS and value in groups.choices(key):
             file = groups.files(key)[value]
-            out.print(file.read_text(encoding="utf-8").rstrip(), markup=False)
+            if key not in groups.WITH_RULES:
+                out.print(file.read_text(encoding="utf-8").rstrip(), markup=False)
+                continue
+            out.print(about_choice(key, value), markup=False)
+            out.print(_table(["option", "meaning", "accepted", "default"], choice_rows(key, value)))
             continue
-        if group in groups.WITH_RULES or key in GROUPS:
+        if key in GROUPS:
             choices = [(name, about_choice(group, name)) for name in groups.choices(group)]
             out.print(_table([f"{group}=", "meaning"], choices))
         for option, words in (("gpus", subsets.GPU_WORDS), ("nodes", subsets.NODE_WORDS)):
@@ -63,7 +68,16 @@ def answer(line: CommandLine) -> None:
                 rows.append(row)
         if rows:
             out.print(_table(["option", "meaning", "accepted", "default"], rows))
-        if group in groups.WITH_RULES:
+        if group in groups.WITH_RULES and key != group:
+            rows = []
+            for name in groups.choices(group):
+                for option, *cells in choice_rows(group, name):
+                    if key == f"{group}.{option}":
+                        rows.append((f"{group}={name}", *cells))
+            if not rows:
+                raise Refused(f"-h {key}: no {group} has such an option; see -h {group}")
+            out.print(_table(["of", "meaning", "accepted", "default"], rows))
+        elif group in groups.WITH_RULES:
             out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
         elif not rows and key not in GROUPS:
             out.print(_definition(topic, options), markup=False, highlight=False)
@@ -116,6 +130,23 @@ def about_choice(group: str, name: str) -> str:
             break
         words.append(line.removeprefix("# ").strip())
     return " ".join(words)
+
+
+def choice_rows(group: str, name: str) -> list[tuple[str, str, str, str]]:
+    """Return (option, meaning, accepted, default) of each option of a choice; the meaning is the
+    comment beside it in its YAML file."""
+    choice = groups.choice(group, name)
+    text = choice.path.read_text(encoding="utf-8")
+    rows = []
+    for option, default in choice.options.items():
+        if option == "name":
+            continue
+        comment = re.search(rf"^{re.escape(option)}:[^#\n]*# *(.*)$", text, re.MULTILINE)
+        meaning = comment[1] if comment else ""
+        accepts = accepted(choice.accepts.get(option, {}))
+        value = yaml.safe_dump(default, allow_unicode=True).splitlines()[0]
+        rows.append((option, meaning, accepts, value))
+    return rows
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

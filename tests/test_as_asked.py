@@ -153,4 +153,4 @@ def test_the_report_and_the_store_say_how_many_checks_could_not_run():
     (table,) = [table for table in section.tables if table.name == "unchecked"]
     assert table.rows == (("throttled", "the GPUs were not sampled", 1),)
     tags = [project(record).tags["validity"] for record in records]
-    assert tags == ["valid, 1 unchecked", "valid"]
+    assert tags == ["valid, 1 check not run", "valid"]

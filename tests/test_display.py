@@ -145,7 +145,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
         ("  not checked: throttled and foreign_load (the GPUs were not sampled)", "dim"),
     ]
     assert [verdict(one) for one in judged[:3]] == [
-        "suspect: profiled, noisy", "invalid: noisy, wrong_gpu", "valid, 2 unchecked",
+        "suspect: profiled, noisy", "invalid: noisy, wrong_gpu", "valid, 2 checks not run",
     ]  # fmt: skip
     several = Validity("suspect", dict.fromkeys("abcde", "a reason"))
     (headline, *lines) = doubts([dataclasses.replace(first, validity=several)] * 3)

@@ -78,7 +78,7 @@ def test_devices_are_found_by_number_uuid_and_bus_id(driver):
     assert here.kind == "cuda" and here.all_gpus == (0, 1)
     assert {here.device(text, "").id for text in ("1", "GPU-1000", "07:00.0")} == {1}
     assert here.device("0000:06:00.0", "").id == 0
-    with pytest.raises(Refused, match="gpus=9: 9 is not here; this machine has GPUs 0, 1"):
+    with pytest.raises(Refused, match="gpus=9: this machine has no GPU 9; it has 0, 1"):
         here.device("9", "9")
 
 

@@ -638,7 +638,7 @@ def test_a_forecast_is_a_sentence_without_digits_below_its_error(capsys):
     )
     assert "  4 GPUs: 99.1 to 100.0 % efficiency; expected 99.7 % (18,7" in printed
     assert "The network was never measured." in printed
-    assert "Warning: in cross-validation these forecasts were no better than assuming" in printed
+    assert "Warning: in cross-validation the guess that a step takes as long" in printed
     assert "python launch.py -m nodes=1,2 hosts=FILE gpus=all model=resnet50" in printed
     assert main(["predict", STRATEGIES, "--strategy", "nccl_allreduce"]) == 0
     printed = capsys.readouterr().out

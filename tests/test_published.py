@@ -48,7 +48,7 @@ def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
     assert len(list(study.rglob("ranks/*.jsonl.gz"))) == 4
     assert verified(capsys, study) == (0, found)
     assert main(["verify", str(study)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 records recomputed, ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 records recomputed from raw samples, ")
 
 
 def scaled(factor, *names):
@@ -228,7 +228,7 @@ def test_a_study_published_without_samples_is_counted_and_proves_nothing(copy, c
     assert status == 1 and found["differences"][0]["recorded"] == read(folder.record).metrics[RATE]
     assert main(["verify", str(study)]) == 1
     *_, last = capsys.readouterr().out.splitlines()
-    assert last.endswith("1 differ, in 1 record; 1 record cannot be checked")
+    assert last.endswith("1 differ, in 1 record; 1 record not recomputed, for the reason above")
 
 
 def test_what_was_asked_may_be_left_out_of_a_publication(copy, capsys):

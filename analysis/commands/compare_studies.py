@@ -98,7 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     result = differences(*sides)
     if not result.cells:
         raise ValueError(
-            f"{arguments.a} and {arguments.b} have no cell in common that is usable in both"
+            f"{arguments.a} and {arguments.b} have no configuration in common that is usable in "
+            "both"
         )
     outcome = result.outcome(limit)
     if arguments.json:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks.record.metrics import METRICS, metric
 from benchmarks.record.safe_files import write_whole
 from conf.options import suggestion
 
+MOST_ALIKE = 6  # names that a part of one explains
 ORDER = ("invalid", "suspect", "finding", "unchecked")
 # Words and columns that are no metric and no code.
 WORDS = {
@@ -95,6 +97,9 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
     if name not in named:
         form = metric(name).name  # one of several names of a form: stage/copy_ms
     if form not in named:
+        alike = [entry for entry in named if name in re.split("[/_]", entry)]
+        if alike:  # a part of a metric's name: busbw
+            return "\n\n".join(named[entry].text for entry in alike[:MOST_ALIKE])
         hint = suggestion(name, [*topics, *named], sure=1.0)
         raise ValueError(f"{name}: unknown name; {hint}")
     return named[form].text

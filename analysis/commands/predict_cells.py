@@ -405,8 +405,8 @@ def _no_better(errors: Mapping[str, Any]) -> str:
         return ""
     step, null = (number(errors[key], "share") for key in ("step", "null_step"))
     return (
-        f"Warning: in cross-validation these forecasts were no better than assuming that nothing "
-        f"changes (mean error of the step {step} against {null})"
+        f"Warning: in cross-validation the guess that a step takes as long as on one device had a "
+        f"mean error of {null}, these forecasts {step}"
     )
 
 

@@ -132,7 +132,7 @@ def _print(study: str, result: Verification, packed: str) -> None:
         else:
             reasons[omission.reason] += 1
     for reason, records in reasons.items():
-        lines.append(f"cannot be checked: {count(records, 'record')}: {reason}")
+        lines.append(f"not recomputed: {count(records, 'record')}: {reason}")
     for name, records in sorted(result.not_compared.items()):
         where = "a file that this needs is not in the folder"
         lines.append(f"not compared in {count(records, 'record')}: {name} ({where})")
@@ -141,7 +141,7 @@ def _print(study: str, result: Verification, packed: str) -> None:
     if packed:
         lines.append(packed)
     summary = (
-        f"{result.recomputed} of {count(result.records, 'record')} recomputed, "
+        f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples, "
         f"{result.values} values compared: {len(result.differences)} differ"
     )
     if study:
@@ -151,6 +151,6 @@ def _print(study: str, result: Verification, packed: str) -> None:
     if damaged:
         summary += f"; {count(damaged, 'record')} damaged"
     if reasons:
-        summary += f"; {count(reasons.total(), 'record')} cannot be checked"
+        summary += f"; {count(reasons.total(), 'record')} not recomputed, for the reason above"
     for line in [*lines, summary]:
         out.print(escape(line), soft_wrap=True)

@@ -175,9 +175,7 @@ def about_forecasts(records: Iterable[Record]) -> str:
         return ""
     error, null_error = fmean(errors), fmean(null_errors)
     words = f"{len(errors)} of {cells} runs before they ran: mean error of the step "
-    words += f"{100 * error:.1f} %; assuming that nothing changes, {100 * null_error:.1f} %"
-    if error >= null_error:
-        words += " (no worse)"
+    words += f"{100 * error:.1f} %; of the guess that nothing changes, {100 * null_error:.1f} %"
     if judged:
         words += f"; {outside} of {judged} outside the {100 * level:.0f} % prediction intervals"
     return words

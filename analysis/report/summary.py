@@ -458,7 +458,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if (fall.gpus, fall.key) != (point.gpus, point.key):
             continue
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
-        line = f"Scaling loss: {gap} of the ideal {number(fall.ideal.value, 'rate')} images/s"
+        line = f"Scaling loss: {gap} of {number(fall.ideal.value, 'rate')} images/s, which is "
+        line += f"{point.world_size} × the slowest GPU without a strategy"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
@@ -480,7 +481,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
         if not is_of_next_run:
-            size = f"{central(cost_ms)} ms ({interval(cost_ms)} inside its runs)"
+            size = f"{central(cost_ms)} ms (95 % interval within the runs: {interval(cost_ms)})"
         parts.append(f"{size} of a step of {number(step_ms)} ms")
     if not parts:
         return ""

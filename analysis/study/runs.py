@@ -239,10 +239,16 @@ def named(record: Record, group: str) -> str:
 
 
 def median_of(records: Iterable[Record], metric: str) -> float | None:
-    """Return the median of a metric over the records in which it is finite; None without one."""
+    """Return the median of a metric over the records in which it is finite; None without one.
+
+    That of a rate is of its logarithm, as intervals and comparisons have it: of two runs it is
+    their geometric mean.
+    """
     values = values_of(records, metric)
     if not values:
         return None
+    if metric == IMAGES_PER_SECOND and min(values) > 0:
+        return math.exp(statistics.median(map(math.log, values)))
     return statistics.median(values)
 
 

@@ -178,7 +178,7 @@ def changed_limits(record: Record) -> list[str]:
 
 
 def verdict_words(record: Record) -> str:
-    """Return the verdict as people read it: `valid, 2 unchecked, noise_limit=0.2`."""
+    """Return the verdict as people read it: `valid, 2 checks not run, noise_limit=0.2`."""
     return ", ".join([record.validity.said, *limit_marks(record)])
 
 

@@ -163,7 +163,7 @@ _TABLE = (
         "scaling/efficiency_at_equal_clocks",
         "efficiency at equal clocks",
         "%",
-        formula="efficiency × SM clock of the slowest member alone ÷ SM clock of the run",
+        formula="efficiency × SM clock of the slowest GPU alone ÷ SM clock of the run",
     ),
     _less(
         "data/cost_share",

@@ -74,7 +74,10 @@ class Validity:
         """The verdict as people read it: it tells how many checks could not run."""
         if not self.unchecked:
             return self.verdict
-        return f"{self.verdict}, {len(self.unchecked)} unchecked"
+        checks = "1 check"
+        if len(self.unchecked) > 1:
+            checks = f"{len(self.unchecked)} checks"
+        return f"{self.verdict}, {checks} not run"
 
     @property
     def against(self) -> dict[str, str]:

@@ -82,8 +82,8 @@ class WindowCounts:
     def facts(self) -> dict[str, Any]:
         """Return the counts of all ranks together, by purpose, and the communicators. Collective.
 
-        `communicators` are those of the device that were used so far, and the groups whose the
-        timed steps used.
+        `communicators` are those of the device that were used so far; `timed` are the groups that
+        the timed steps used.
         """
         counted: dict[str, dict[str, int]] = {}
         for purpose, own in {**self._last, "timed": self._timed}.items():

@@ -85,10 +85,10 @@ class Machine:
             if BUS_ID.fullmatch(text) and device.bus_id and _bus(device.bus_id) == _bus(text):
                 return device
         ids = ", ".join([str(device.id) for device in self.devices])
-        have = "has GPUs"
+        sentence = f"this machine has no GPU {text}; it has {ids}"
         if self.kind == "cpu":
-            have = "uses no GPU; the CPU worker slots are"
-        raise Refused(f"gpus={typed}: {text} is not here; this machine {have} {ids}")
+            sentence = f"there is no CPU worker {text}; this machine has {ids} and uses no GPU"
+        raise Refused(f"gpus={typed}: {sentence}")
 
 
 def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:

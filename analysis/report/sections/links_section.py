@@ -51,7 +51,10 @@ def links(study: Study, findings: Findings) -> Section | None:
     )
     if any((subset.link_class or "").startswith(NET) for subset in findings.wires):
         alone = "links alone GB/s"
-        caption += " Between hosts: by the reference net_link, and by the rate of the interface."
+        caption += (
+            " Links between hosts are taken from the measured reference net_link, and from the "
+            "rate of the interface."
+        )
     table = Table.of(
         "wires",
         caption,

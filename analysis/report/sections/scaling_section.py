@@ -181,7 +181,7 @@ def _panel(
             efficiencies.append(DrawnCurve(curve.label, shares, *look))
     yield curves_figure(
         f"scaling-{panel}",
-        f"Images per second, {about}. Dashed: N × the slowest member alone.{notes}",
+        f"Images per second, {about}. Dashed: N × the slowest GPU alone.{notes}",
         rates,
         _sizes_axis(words("GPUs"), rates),
         Axis(words("images/s"), RATES, "rate", from_zero=True),
@@ -190,7 +190,7 @@ def _panel(
     if efficiencies:
         yield curves_figure(
             f"efficiency-{panel}",
-            f"Efficiency, {about}: rate ÷ (N × the slowest member alone).{notes}",
+            f"Efficiency, {about}: rate ÷ (N × the slowest GPU alone).{notes}",
             efficiencies,
             _sizes_axis(words("GPUs"), efficiencies),
             Axis("efficiency", "efficiency", "share", shown=(1.0,)),
