@@ -71,9 +71,9 @@ def answer(line: CommandLine) -> None:
         if group in groups.WITH_RULES and key != group:
             rows = []
             for name in groups.choices(group):
-                for option, *cells in choice_rows(group, name):
+                for option, meaning, accepts, default in choice_rows(group, name):
                     if key == f"{group}.{option}":
-                        rows.append((f"{group}={name}", *cells))
+                        rows.append((f"{group}={name}", meaning, accepts, default))
             if not rows:
                 raise Refused(f"-h {key}: no {group} has such an option; see -h {group}")
             out.print(_table(["of", "meaning", "accepted", "default"], rows))

@@ -35,7 +35,13 @@ STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")
 # Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a
 # finding too.)
-FINDINGS = ("profiled", "reference_exceeded", "input_bound", "setting_no_effect")
+FINDINGS = (
+    "profiled",
+    "reference_exceeded",
+    "input_bound",
+    "setting_no_effect",
+    "slower_together",
+)
 # Fields whose numbers may be written as text, because JSON has no word for them.
 NUMERIC = ("model", "metrics", "within_run", "series", "checks", "tables", "predicted")
 
