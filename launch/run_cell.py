@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from analysis.findings.communication import disagreement
 from analysis.findings.record_values import with_values
 from analysis.validity.checks import judged
+from analysis.validity.fast_paths import NEED_TUNING
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Record, RecordError
 from benchmarks.record.lines import now
@@ -81,7 +82,7 @@ class CellRunner:
             )
         wants_tuning = self.config.tuning_pass in (True, "True")
         if self.config.tuning_pass == "auto":
-            wants_tuning = "NCCL_ALGO" in cell.nccl or "NCCL_PROTO" in cell.nccl
+            wants_tuning = not NEED_TUNING.isdisjoint(cell.nccl)
         exchanges = cell.device == "cuda" and cell.world_size > 1 and cell.trains
         if outcome.state == "finished" and wants_tuning and exchanges:
             with self.study.timed_step(token, "tuning pass"):
@@ -152,7 +153,7 @@ class CellRunner:
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return
-        added = {**caches, "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING"}
+        added = {**caches, "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING,REG"}
         outcome = self._run(cell, inside, token, added, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")

@@ -18,6 +18,7 @@ from pathlib import Path
 import calibrating
 import measuring
 import planted_live
+import planted_paths
 import planted_ranks
 import synchronising
 import torch
@@ -50,6 +51,8 @@ SECONDS = {
     "synchronising_2": 120,
     "synchronising_3": 240,
     "synchronising_4": 240,
+    "paths": 120,
+    "clean_paths": 600,
 }  # of whole cells, several of them
 
 
@@ -334,6 +337,8 @@ def of_case(rank, name, case, folder):
         "calibrating": calibrating.calibrate,
         "planted": planted_ranks.measure,
         "live": planted_live.measure,
+        "paths": planted_paths.run,
+        "clean_paths": planted_paths.run_clean,
     }
     if name in whole:
         return whole[name](rank, folder)

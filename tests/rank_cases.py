@@ -217,7 +217,8 @@ P2P = {
 # test_told
 TOLD = {"told": {"workers": 3}}
 
-TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "live", "calibrating")}
+WHOLE = ("measuring", "planted", "live", "calibrating", "paths", "clean_paths")
+TRAINING = {name: {"workers": 2} for name in WHOLE}
 TRAINING["calibrating_alone"] = {"workers": 1}
 SYNCHRONISING = {f"synchronising_{ranks}": {"workers": ranks} for ranks in (2, 3, 4)}
 # Cases that run together where a whole module of tests asks for them.

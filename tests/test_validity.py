@@ -384,6 +384,9 @@ PLANTED = {
         nccl_used(24, "P2P/CUMEM", "NET/Socket/0"),
         nccl_used(12, "P2P/CUMEM"),
     ],
+    "path_not_engaged": [
+        put("tables", fast_paths={"rows": [{"rank": 0, "fused": True, "fused_updates": 0}]})
+    ],
     "clocks_differ": [samples(phases={"timed": PHASE})],
     "noisy": [put("checks", half_width=0.06)],
     "cpu_bound": [metrics(gpu__idle_share=0.3)],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.validity.checks import CHECKS, OTHER_CODES
+from analysis.validity.fast_paths import FAST_PATHS
 from benchmarks.record.metrics import METRICS, metric
 from benchmarks.record.safe_files import write_whole
 from conf.options import suggestion
@@ -78,6 +79,9 @@ def definitions() -> dict[str, Definition]:
         named[entry.name] = Definition(entry.name, entry.title, entry.formula, entry.unit)
         if entry.column:
             named.setdefault(entry.column, named[entry.name])
+    for path in FAST_PATHS:
+        meaning = f"a fast path, asked for by {path.asked_by}; proved by {path.evidence}"
+        named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, "", "", verdict, remedy)
     for check in CHECKS:

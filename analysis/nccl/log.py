@@ -89,6 +89,7 @@ class NcclLog:
       "rings", the collective count of `Channel 00/04`.
     - `nics`: the network devices that each rank's connections use.
     - `nodes`: the hosts that NCCL sees.
+    - `paths`: distinct lines on rings, CollNet and registered buffers.
     - `no_peer_access`: distinct lines that say why GPUs cannot use P2P.
     - `settings`: announced values; a setting on which ranks differ is in `conflicts` instead.
     - `announced_by`: processes that announced each setting, of `processes` that wrote lines with a
@@ -115,6 +116,7 @@ class NcclLog:
     network: str | None
     nics: Mapping[int, tuple[str, ...]]
     nodes: int | None
+    paths: tuple[str, ...]
     no_peer_access: tuple[str, ...]
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
@@ -216,6 +218,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         network=_agreed_value(events, "network", notes, "networks"),
         nics=nics_of(connections, events),
         nodes=nodes_of(largest, events),
+        paths=_first_values(events, "path", notes),
         no_peer_access=_first_values(events, "no_peer_access", notes),
         warnings=_first_values(events, "warning", notes),
         errors=_first_values(events, "error", notes),

@@ -158,7 +158,11 @@ class Nodes(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; `channels`: how many."""
+    """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; `channels`: how many.
+
+    From 2.27 on also `AllGather [Symmetric]: 16 Bytes -> Kernel AllGather_ST nchannels 8 …`, from
+    2.29 on `[Copy Engine]` and `[Hierarchical CE]`: the word is the algorithm.
+    """
 
     process: LogProcess
     function: str | None
@@ -171,17 +175,22 @@ class Tuning(NamedTuple):
     def read(cls, body: str, process: LogProcess) -> "Events":
         """Return the choice of a message."""
         match = _TUNING.fullmatch(body)
+        other = _OTHER_TUNING.fullmatch(body)
+        if other:
+            function, word, size, way, channels = other.groups()
+            count = int(channels) if channels else None
+            return [cls(process, function, int(size), word, way, count)]
         if match is None:
             return None
         function, size, algorithm, protocol, low, high = match.groups()
-        channels = int(high) - int(low) + 1 if low else None
-        return [cls(process, function, int(size), algorithm, protocol, channels)]
+        count = int(high) - int(low) + 1 if low else None
+        return [cls(process, function, int(size), algorithm, protocol, count)]
 
 
 class Statement(NamedTuple):
     """A line that states a value.
 
-    Kinds: version, cuda, network, multicast, env, no_peer_access, warning, error.
+    Kinds: version, cuda, network, multicast, env, no_peer_access, path, warning, error.
     """
 
     process: LogProcess
@@ -228,6 +237,14 @@ _SETTING = re.compile(
 _TUNING = re.compile(
     r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)"
     r"(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| time \d+\.\d+)"
+)
+_OTHER_TUNING = re.compile(
+    r"(\w+) \[(Symmetric|Copy Engine|Hierarchical CE)\]: (\d+) Bytes -> (?:Kernel )?"
+    r"(\w+|RMA proxy \+ CE)(?: nchannels (\d+) nthreads \d+(?: nWorks \d+)?|; CE sync.* NVLS)?"
+)
+_PATH = re.compile(
+    r"Connected all rings, use ring PXN \d GDR \d"
+    r"|rank \d+ (?:Connected CollNet|(?:.* )?(?:register|reuse|registered) .*)"
 )
 _MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+.*")
 _NETWORK = re.compile(r"NET/(\w+) : Using((?: \[\d+\](?:=\{[^}]*\}|\S+))+).*")
@@ -300,6 +317,8 @@ def _statement(body: str, process: LogProcess) -> Events:
         events.append(Statement(process, "env", body.strip()))
     elif _NO_PEER_ACCESS.match(body):
         events.append(Statement(process, "no_peer_access", body.partition(". ")[0].strip()))
+    elif _PATH.fullmatch(body):
+        events.append(Statement(process, "path", body))
     elif _ERROR.fullmatch(body):
         events.append(Statement(process, "error", body.strip()))
     return events
@@ -311,7 +330,7 @@ _KINDS = (
     (re.compile("NCCL_.* set "), Setting.read),
     (re.compile(".*- Init "), Membership.read),
     (re.compile(".* coll channels"), ChannelCounts.read),
-    (re.compile(".* Bytes -> Algo "), Tuning.read),
+    (re.compile(r".* Bytes -> (?:Algo|Kernel|cudaMemcpy|RMA)"), Tuning.read),
     (re.compile("NET/"), NetworkDevice.read),
     (re.compile(""), _statement),
 )

@@ -34,6 +34,7 @@ from analysis.report.sections.conditions_section import (
     commands,
     costs,
     environment,
+    fast_paths,
     validity,
 )
 from analysis.report.sections.links_section import links, wire_lines
@@ -69,6 +70,7 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     traces,
     comparisons,
     noise,
+    fast_paths,
     validity,
     environment,
     costs,

@@ -8,7 +8,7 @@ nothing to look at is `not applicable`.
 import dataclasses
 from typing import Any
 
-from analysis.validity import below_wires, limits, results, surroundings
+from analysis.validity import below_wires, fast_paths, limits, results, surroundings
 from analysis.validity.check import Check, CheckOutcome
 from benchmarks.record import VERDICTS, Record, Validity
 from conf.schema import ValidityLimits
@@ -52,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     results.compiled_while_timed,
     surroundings.foreign_cpu,
     surroundings.setting_not_asked,
+    fast_paths.path_not_engaged,
     below_wires.transport_below_wires,
     surroundings.clocks_differ,
     limits.noisy,

@@ -16,6 +16,7 @@ from analysis.study.conditions import request_of
 from analysis.study.provenance import facts_of_hosts, interface_of
 from analysis.study.study import Study
 from analysis.topology.model import NET, best_first, distinct_classes
+from analysis.validity.fast_paths import NEED_LINES
 from analysis.validity.nccl_settings import Evidence, SettingResult, check_setting
 from benchmarks.record import CellFolder, Record
 from benchmarks.record.folder import ONCE, read_text
@@ -81,6 +82,9 @@ def observe(
     if log is not None:
         effective |= _used(log, links, record)
         evidence = Evidence(requested, log, links, record.cell.members)
+        if not NEED_LINES.isdisjoint(requested):
+            lines = (*log.paths, *(tuning.paths if tuning else ()))
+            effective["nccl"]["paths"] = list(dict.fromkeys(lines))[:MOST_WARNINGS]
     if tuning is not None and tuning.algorithms:
         effective["choices"] = []
         for choice in tuning.algorithms:

@@ -33,6 +33,7 @@ class Kind(str, Enum):
     EXCHANGE = "exchange"  # facts of the exchange alone: its bytes, whether ranks wait
     HELD = "held"  # steps whose launches were held back until all were enqueued
     BUCKETS = "buckets"  # what the exchange sends (these three: benchmarks/training/calibration)
+    PATHS = "paths"  # facts of the fast paths of one watched update (benchmarks/path_facts)
     TIMELINE = "timeline"  # moments inside a few steps that are not timed
     BUCKET_EXCHANGE = "bucket_exchange"  # collectives of the size of buckets, alone
     DEVICE = "device"  # the device of a rank, as nccl-tests prints it

@@ -55,6 +55,7 @@ EFFECTIVE = optional(
         settings=dict[str, str],
         transports=dict[str, list[str]],
         warnings=list[str],
+        paths=list[str],
         nodes=Count | None,
         nics=dict[str, list[str]],
     ),
@@ -309,6 +310,7 @@ TABLES = named(
         ),
         "seconds": SECONDS,
         "compiling": SECONDS,
+        "fast_paths": required(rows=whole_rows(rank=Count)),
         "ranks/own_ms": list[Number],
         "trace": dict[str, Any],
     }

@@ -76,7 +76,12 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     if printed:
         metrics[PRINTED] = statistics.median([value for _, value in printed])
     return Derived(
-        metrics, timed.series, checks=checks, output=_note(lines), within_run=timed.within_run
+        metrics,
+        timed.series,
+        tables=training.path_tables(lines),
+        checks=checks,
+        output=_note(lines),
+        within_run=timed.within_run,
     )
 
 

@@ -24,6 +24,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 CHUNK_SECONDS = 1.0
+WATCHED = 5  # the step, of the warm-up, in which fast paths are looked for
 STACKS = Path(__file__).resolve().parent.parent / "rank" / "stacks.py"
 OTHERS_IN_A_ROW = 3  # steps of another optimizer, after which that one is the script's
 Write = Callable[..., None]
@@ -55,6 +56,16 @@ def _answers_for_stacks() -> bool:
     return True
 
 
+def _loaded(path: str) -> Any:
+    """Load a file of this package by its path: the script may have a package of the same name."""
+    file = Path(__file__).resolve().parent.parent / path
+    spec = importlib.util.spec_from_file_location(f"_ringside_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def guarded(method: Callable[..., None]) -> Callable[..., None]:
     """Return a method that marks nothing more after an error: the script goes on."""
 
@@ -83,6 +94,8 @@ class StepMarks:
         self._written = 0  # steps
         self._write_at = 0.0
         self.is_stopped = False
+        self._model: Callable[[], torch.nn.Module | None] = lambda: None
+        self._watched: Any = None  # path_facts.WatchedUpdate, in one step
 
     def stop(self) -> None:
         """Mark nothing more."""
@@ -100,6 +113,7 @@ class StepMarks:
         if not (is_trained and module.training and torch.is_grad_enabled()):
             return  # a transform, a loss, an evaluation
         self._handle.remove()  # it would make every call of every module slower
+        self._model = weakref.ref(module)
         self._handle = module.register_forward_pre_hook(self._forward, with_kwargs=True)
         self._forward(module, inputs, {})
         if not self._ends:
@@ -144,9 +158,22 @@ class StepMarks:
             self._handle.remove()
             self.look_for_model()
         self._samples = self._passes = 0
+        try:
+            self._watch(optimizer)
+        except Exception as error:
+            print(f"ringside: fast paths: {type(error).__name__}: {error}", file=sys.stderr)
         if moment >= self._write_at:
             self._write_at = moment + CHUNK_SECONDS
             self._write_steps()
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        """Watch one step's fast paths."""
+        model, watched = self._model(), self._watched
+        self._watched = None
+        if watched is not None:
+            self._write("paths", **watched.end())
+        elif model is not None and self._written + len(self._ends) == WATCHED:
+            self._watched = _loaded("path_facts.py").WatchedUpdate(model, optimizer)
 
     def _write_steps(self) -> None:
         """Write the steps that have ended on the device; the last end stays for the next step."""

@@ -58,8 +58,18 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     for cost in (data_cost(lines, cell.period), strategy_cost(lines, cell.period)):
         metrics |= cost.metrics
         within_run |= cost.within_run
-    tables |= derive_calibration.tables(lines, cell)
+    tables |= derive_calibration.tables(lines, cell) | path_tables(lines)
     return Derived(metrics, windows.series, tables=tables, checks=checks, within_run=within_run)
+
+
+def path_tables(lines: RankLines) -> dict[str, Any]:
+    """Return the table of what ranks saw of fast paths, a row each; empty where none looked."""
+    rows = []
+    for rank in sorted(lines):
+        for line in of_kind(lines[rank], Kind.PATHS)[:1]:
+            facts = {name: line[name] for name in line if name not in ("kind", "time")}
+            rows.append({"rank": rank, **facts})
+    return {"fast_paths": {"rows": rows}} if rows else {}
 
 
 def warmed_up(ms: Sequence[float], cell: Cell, least_ms: float) -> bool:

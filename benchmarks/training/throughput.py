@@ -8,6 +8,7 @@ import psutil
 import torch
 from torch import nn
 
+from benchmarks.path_facts import WatchedUpdate
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
@@ -79,6 +80,7 @@ class TrainingBenchmark:
         with self.counts.timed_passes():
             self.timed()
         self.compare(weights)
+        self.watch_paths()
         if self.cell.data:
             self.data_cost()
         # The rest is about compute and exchange, not about the loader.
@@ -111,6 +113,15 @@ class TrainingBenchmark:
         self.result.metrics |= training.strategy.facts()
         checks |= exchange.resolved_options(training.strategy)
         checks["after"] = after | self.check_again()
+
+    def watch_paths(self) -> None:
+        """Watch what one step does of the fast paths that were asked for."""
+        model = self.training.model
+        if not isinstance(model, torch.nn.Module):
+            model = self.training.network
+        watched = WatchedUpdate(model, self.training.optimizer)
+        self.training.step()
+        self.reporter.line(Kind.PATHS, **watched.end())
 
     def check_again(self) -> dict[str, Any]:
         """Return what the check before the timed windows found, as it is now.

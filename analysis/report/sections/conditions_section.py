@@ -30,6 +30,7 @@ from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from analysis.validity.checks import verdict_words
+from analysis.validity.fast_paths import ANSWERS, NO, Answer, answers
 from benchmarks.record import Record
 from conf.cell import compress_hosts
 
@@ -123,6 +124,28 @@ def _state(record: Record) -> str:
     if record.state == "finished":
         return verdict_words(record)
     return record.state
+
+
+# ---- Fast paths ---------------------------------------------------------------------------------
+
+
+def fast_paths(study: Study, findings: Findings) -> Section | None:
+    """Return which fast paths engaged of those that were asked for; None where none was."""
+    rows: dict[tuple[str, ...], list[Answer]] = defaultdict(list)  # by path, request and answer
+    for record in study.usable:
+        for answer in answers(record):
+            rows[answer[:3]].append(answer)
+    columns = (
+        Column("path", "fast path", lambda row: row[0].path),
+        Column("asked", "asked for by", lambda row: row[0].asked),
+        Column("answer", "did it engage?", lambda row: row[0].answer),
+        Column("runs", "runs", len, "count"),
+        Column("line", "what proves it, in the first of them", lambda row: row[0].line),
+    )
+    worst_first = sorted(rows.values(), key=lambda row: ANSWERS.index(row[0].answer))
+    caption = "Fast paths that were asked for, and whether they engaged."
+    table = Table.of("fast_paths", caption, columns, worst_first, lambda row: row[0].answer == NO)
+    return Section("fast_paths", "Fast paths", tables=(table,)) if rows else None
 
 
 # ---- Environment --------------------------------------------------------------------------------

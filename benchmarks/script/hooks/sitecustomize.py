@@ -20,7 +20,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 # Files with a function `attach(write)`. They import torch and the standard library alone: nothing
 # of ours may hide a module of the script's.
-ATTACHED = ("instruments.py", "exchanges.py", "path_facts.py")
+ATTACHED = ("instruments.py", "exchanges.py")
 SETTINGS = "RINGSIDE_SCRIPT"
 CLOCK = "RINGSIDE_CLOCK"
 Write = Callable[..., None]
