@@ -35,7 +35,7 @@ def attach(write: Write) -> None:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda:
         versions["cuda"] = str(torch.version.cuda)
-    write("attached", pid=os.getpid(), versions=versions, stacks=_answers_for_stacks())
+    write("attached", process=os.getpid(), versions=versions, stacks=_answers_for_stacks())
     marks = StepMarks(write)
     register_optimizer_step_post_hook(marks.optimizer_stepped)
     marks.look_for_model()

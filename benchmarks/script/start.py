@@ -210,7 +210,7 @@ class ScriptRank:
             line = read_line(text) or {"kind": ""}
             if line["kind"] == "attached":
                 if line["stacks"] and self._answers is None:
-                    self._answers = line["pid"]
+                    self._answers = line["process"]
                 self._begin(line["versions"])
             elif line["kind"] == "script_device":
                 given = os.environ.get("CUDA_VISIBLE_DEVICES")
