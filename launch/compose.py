@@ -115,10 +115,10 @@ def cpu_preset_note(preset: Sequence[str], study: str) -> str:
     """Return the sentence that says what a study is on CPU workers, and how to have it in full."""
     if all(text.partition("=")[0] in NEED_GPUS for text in preset):
         return (
-            f"study {study} has {' '.join(preset)} on CPU workers: what it has instead needs GPUs"
+            f"study '{study}' has {' '.join(preset)} on CPU workers: what it has instead needs GPUs"
         )
     return (
-        f"study {study} runs a reduced version on CPU workers ({' '.join(preset)}); full=true: the "
+        f"study '{study}' runs a reduced version on CPU workers ({' '.join(preset)}); full=true: the "
         "complete one"
     )
 

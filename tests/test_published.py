@@ -260,7 +260,7 @@ def raise_the_images(folder):
     edit_json(folder.record, scaled(1.1, *RATES, IMAGES))
 
 
-COMPARED = "Compared with their raw samples"
+COMPARED = "Runs compared with their raw samples"
 MARKED = [
     (raise_the_rate, f"{RATE} is 13940.3, and 9293.55 by other metrics"),
     (raise_the_images, f"{IMAGES} is 40550.4, and 36864 by the lines of the ranks"),
@@ -278,7 +278,7 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
         folder.pack()
     told, found = examine(study)
     validity = section(told, "validity")
-    said = f"{COMPARED}: every run that has them here; 1 do not agree with them."
+    said = f"{COMPARED}: 2; 1 do not agree."
     assert said in validity.lines
     (left_out,) = validity.tables[0].rows
     assert left_out[1] == "invalid" and left_out[2].startswith(why)
@@ -292,11 +292,11 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
 def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
     study, _ = copy
     lines = section(examine(study)[0], "validity").lines
-    assert f"{COMPARED}: every run that has them here; all agree with them." in lines
+    assert f"{COMPARED}: 2; all agree." in lines
     monkeypatch.setattr(quick, "MOST_FILES", 1)
     lines = section(examine(study)[0], "validity").lines
-    more = "1 of 2 runs that have them here (`python -m analysis verify` compares all)"
-    assert f"{COMPARED}: {more}; all agree with them." in lines
+    more = "1 of 2; all agree. `python -m analysis verify` compares all."
+    assert f"{COMPARED}: {more}" in lines
     for path in study.glob("*/ranks"):
         shutil.rmtree(path)
     lines = section(examine(study)[0], "validity").lines

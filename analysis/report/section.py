@@ -137,8 +137,8 @@ def about_costs(study: Study) -> str:
     if median_of(study.records, COST) is None:
         return ""
     return (
-        " Of an overhead without such runs it is the interval inside the run; “–”: the run is "
-        "suspect and the interval holds 0."
+        " An overhead that was measured once has the interval within its run; “–”: the run is "
+        "suspect, and the overhead may be zero."
     )
 
 

@@ -97,11 +97,11 @@ class QuickCheck:
             if self.wrong:
                 return ""
             return "No run has its raw samples here, so none was compared with them."
-        cells, rest = "every run that has them here", ""
+        runs, rest = f"{self.compared:,}", ""
         if self.compared != self.with_samples:
-            cells = f"{self.compared:,} of {self.with_samples:,} runs that have them here"
-            rest = " (`python -m analysis verify` compares all)"
-        verdict = "all agree with them"
+            runs = f"{self.compared:,} of {self.with_samples:,}"
+            rest = " `python -m analysis verify` compares all."
+        verdict = "all agree"
         if self.wrong:
-            verdict = f"{self.wrong:,} do not agree with them"
-        return f"Compared with their raw samples: {cells}{rest}; {verdict}."
+            verdict = f"{self.wrong:,} do not agree"
+        return f"Runs compared with their raw samples: {runs}; {verdict}.{rest}"
