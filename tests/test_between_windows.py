@@ -90,7 +90,7 @@ def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data
     made.cell = dataclasses.replace(make_cell(), data=data or {})
     made.options = make_cell(max_iterations=1000, exposed_rounds=2, **options).benchmark
     made.ranks = Ranks(0, ranks, torch.device(device))
-    made.training = type("Stub", (), {"strategy": object.__new__(strategy)})
+    made.training = type("Stub", (), {"strategy": object.__new__(strategy), "parameters": [0]})
     made.longest_ms = list(longest)
     return made
 
@@ -209,7 +209,7 @@ def test_replicas_are_compared_after_each_of_the_steps_that_make_them_equal(
     benchmark.training.strategy.equal_every = 3
     benchmark.training.batches = iter(range(9))
     benchmark.training.step = steps.append
-    compared = "benchmarks.training.correctness.replicas_equal"
-    monkeypatch.setattr(compared, lambda *_: len(steps) == equal_after)
+    compared = "benchmarks.training.correctness.equal_arrays"
+    monkeypatch.setattr(compared, lambda *_: {0} if len(steps) == equal_after else set())
     assert benchmark.replicas_equal() == equal
     assert steps == list(range(min(equal_after, 2)))

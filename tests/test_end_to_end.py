@@ -322,12 +322,13 @@ def test_every_command_of_the_studies_on_gpus_is_a_right_request_there(name, lau
 
 
 @pytest.mark.parametrize("text", readme_commands())
-def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
+def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path, monkeypatch):
     stands_for = {
         "+experiment=NAME": "+experiment=first",
         "=NAME": "=cpu_staged",
         "=…": "=all_gather",
     }
+    stands_for["=train.py"] = f"={ROOT}/launch.py"
     stands_for["=FILE"] = f"={ROOT}/tests/data/topo_h200_x8.txt"
     for word, value in stands_for.items():
         text = text.replace(word, value)
@@ -339,5 +340,8 @@ def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
             arguments.append(f"topology={ROOT}/tests/data/topo_dgx1_v100.txt")
         if "precision=" in text:
             arguments.append("precision=auto")
+    if "engine=env" in text:
+        for name, value in {"NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "node0"}.items():
+            monkeypatch.setenv(name, value)
     code, _, err = launch(*arguments)
     assert (code, err) == (0, "")

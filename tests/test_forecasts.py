@@ -4,11 +4,9 @@ import json
 import math
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from build import make_record, without_entry
 from scipy import stats
@@ -331,19 +329,3 @@ def test_tables_show_the_forecast_beside_what_was_measured(calibrated):
     words = about_forecasts([slow, sound, make_record()])
     assert words.startswith("2 of 2 runs before they ran")
     assert words.endswith("; 1 of 2 outside the 90 % prediction intervals")
-
-
-def test_a_forecast_between_two_cells_takes_no_twentieth_of_a_second():
-    """Of 54 records of four H200s; the seconds of a processor, because others may use it."""
-    folders = [DATA / "h200_x4" / name for name in ("settings", "waterfall", "strategies")]
-    known = [record for folder in folders for record in read_study(folder)[0]]
-    forecasts = Forecasts("auto", lambda job: job())
-    forecasts.learn(known)
-    several = [entry for entry in known if entry.cell.world_size > 1 and entry.cell.trains]
-    spent = []
-    for entry in several[:9]:
-        began = time.thread_time()
-        answer = forecasts.before(entry.cell, entry.environment, known)
-        spent.append(time.thread_time() - began)
-        assert answer["took_ms"] > 0 and answer["step_ms"] > 0
-    assert np.median(spent) < 0.05

@@ -41,9 +41,9 @@ def test_every_option_and_every_choice_has_a_meaning():
 TOPICS = {
     "nccl.p2p_level": "nccl.p2p_level maximum distance between two GPUs for direct access; "
     "LOC: never LOC, NVL, PIX, PXB, PHB or SYS null",
-    "strategy=cpu_staged": "transport: shared # shared: pinned shared memory; gloo: the naive",
+    "strategy=cpu_staged": "transport shared: pinned shared memory; gloo: the naive",
     "+experiment": "scaling Weak scaling: 1, 2, 4, … all devices",
-    "strategy.transport": "Options of one of them: python launch.py -h strategy=NAME",
+    "strategy.transport": "strategy=cpu_staged shared: pinned shared memory; gloo: the naive",
     "engine": "a list, [one,two]",
     "optimizer": "sgd or adamw",
     "batch_size": "per rank and step (weak scaling)",

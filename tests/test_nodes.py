@@ -138,7 +138,7 @@ def test_every_host_of_a_cell_has_its_subset(planned):
     assert (cell.cell.hosts, cell.cell.gpus) == (("a", "b"), (1, 0))
     for typed, says in (
         ("nodes=a,b gpus=all", "gpus=all: means 0,1,2,3 on host a and 0,1 on host b; expected"),
-        ("nodes=a,b gpus=3", "host b: gpus=3: 3 is not here"),
+        ("nodes=a,b gpus=3", "host b: gpus=3: this machine has no GPU 3"),
         ("nodes=a gpus=best:2", "host a: gpus=best:2: needs the machine's topology"),
     ):
         refuses(says, planned, f"device=auto {typed}", fleet=fleet)

@@ -471,7 +471,8 @@ def test_cpu_workers_are_not_called_gpus():
 
 
 def test_every_strategy_of_ringside_has_a_row():
-    assert set(EXCHANGES) == set(groups.choices("strategy"))
+    refused = {"fsdp", "hsdp", "zero2"}  # what a gather hides is not modelled
+    assert {*EXCHANGES, *refused} == set(groups.choices("strategy"))
 
 
 def test_an_own_strategy_is_forecast_by_what_its_yaml_says_that_it_sends():

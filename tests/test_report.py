@@ -335,7 +335,7 @@ def test_the_headline_is_of_the_default_on_most_gpus_with_the_best_baseline(
     [
         (5, 0.0005, ". Largest confirmed cause: exposed communication, "),
         (3, 0.02, "; no cause is significant"),
-        (1, 0.0005, " images/s."),
+        (1, 0.0005, " × the slowest GPU without a strategy."),
     ],
 )
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
@@ -378,7 +378,7 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start is not None:
-        cost = "0.673 ms (0.600 to 0.700 inside its runs) of a step of 54.8 ms."
+        cost = "0.673 ms (95 % interval within the runs: 0.600 to 0.700) of a step of 54.8 ms."
         expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 
@@ -459,7 +459,7 @@ def test_a_cost_has_its_own_interval_and_none_is_said_of_a_suspect_cell_that_may
     opened = open_study(folder)
     findings = findings_of(opened)
     sentence = plain(loss(opened, findings, main_point(opened, findings)))
-    inside = shown.replace(" (", " ms (").replace(")", " inside its runs)")
+    inside = shown.replace(" (", " ms (95 % interval within the runs: ")
     assert sentence.startswith(f"Overhead of nccl_allreduce: {inside} of a step") == bool(shown)
     assert cell_numbers(opened.records[-1], {}).get("cost ms", "") == shown
     frame = open_notebook(folder).cells().set_index("gpus").loc["0,1"]

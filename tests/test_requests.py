@@ -178,8 +178,10 @@ def hydra():
 @pytest.mark.parametrize("choice", [f"{group}={one}" for group in GROUPS for one in CHOICES[group]])
 def test_every_choice_of_every_group_is_a_cell(hydra, choice):
     group, name = choice.split("=")
-    override = f"+{choice}" if group == "experiment" else choice
-    config, notices = checked(OmegaConf.to_object(compose("config", [override])))
+    overrides = [f"+{choice}" if group == "experiment" else choice]
+    if choice == "benchmark=script":
+        overrides.append(f"benchmark.run={ROOT}/launch.py")
+    config, notices = checked(OmegaConf.to_object(compose("config", overrides)))
     if group in ("model", "strategy", "benchmark", "profiler"):
         found = getattr(config, group)
         assert (found["name"] if isinstance(found, dict) else found.name) == name

@@ -24,7 +24,10 @@ OBJECT_COLLECTIVES = {
 }
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 UNPICKLING |= {"multiprocessing"}
-OWN_PICKLE = {"benchmarks/rank/stacks.py": "what this process itself has just packed"}
+OWN_PICKLE = {
+    "benchmarks/rank/stacks.py": "what this process itself has just packed",
+    "benchmarks/script/exchanges.py": "torch's flight recorder of this process",
+}
 
 
 def test_nothing_unpickles_what_peers_send():

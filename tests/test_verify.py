@@ -15,6 +15,7 @@ from analysis.__main__ import main
 from analysis.validity.checks import judged, limits_of
 from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines, write
+from benchmarks.record.metrics import metric
 from conf import groups
 from launch.study.study_folder import assemble
 
@@ -82,7 +83,8 @@ def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study
     made = [read(path) for path in study.glob("*/record.json")]
     assert {record.state for record in made} == {"finished"}
     cells = [json.loads(path.read_text()) for path in study.glob("*/cell.json")]
-    assert {cell["benchmark"]["name"] for cell in cells} == set(groups.choices("benchmark"))
+    measured = {cell["benchmark"]["name"] for cell in cells}
+    assert measured == {*groups.choices("benchmark")} - {"script"}  # tests/test_scripts.py
     strategies = (
         "nccl_allreduce cpu_staged kvstore_device kvstore_dist_sync kvstore_dist_async none"
     )
@@ -184,9 +186,9 @@ def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equ
     shutil.rmtree(folder)
     assert main(["verify", str(of_one)]) == 0, "nothing differs; a line says what is not proved"
     printed = capsys.readouterr().out.splitlines()
-    assert "cannot be checked: 1 record: no raw samples" in printed
+    assert "not recomputed: 1 record: no raw samples" in printed
     assert printed[-1].startswith("0 of 2 records recomputed")
-    assert printed[-1].endswith("; 2 records cannot be checked")
+    assert printed[-1].endswith("; 2 records not recomputed, for the reason above")
 
 
 def test_a_limit_that_was_moved_with_its_verdict_is_said(one, capsys):
@@ -283,6 +285,8 @@ def test_migrated_records_have_the_metrics_that_their_lines_give(path):
     assert derived["metrics"]
     for part in ("metrics", "model"):
         for name, value in derived[part].items():
+            if part == "metrics" and metric(name).since > 3:
+                continue
             stored = getattr(record, part).get(name)
             assert stored == pytest.approx(value, rel=1e-9, nan_ok=True), name
 
