@@ -82,8 +82,8 @@ def test_a_job_that_is_not_whole_is_refused(around, options, part):
 
 def node(rank, word="word"):
     around = {
-        "NODE_RANK": str(rank), "NNODES": "3", "MASTER_ADDR": socket.gethostname(),
-        "MASTER_PORT": "30977", JOB_TOKEN: word,
+        "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": "3", "MASTER_ADDR": socket.gethostname(),
+        "MASTER_PORT": "30977", "LOCAL_WORLD_SIZE": "8", JOB_TOKEN: word,
     }  # fmt: skip
     return place(around, SOON)
 
@@ -131,6 +131,7 @@ def test_node_0_takes_each_other_node_once_and_then_listens_no_more():
             inside_job._join(connection, node(rank))
         with pytest.raises((ValueError, OSError)):  # rank 2 once more, or too late
             inside_job._join(connections[2], node(2))
+    assert "8 processes a node were started; one of them is used" in "".join(joining.said)
     names, joined = joining.answer
     assert names == ["node0", "node1", "node2"], "one machine has one name"
     assert list(joined) == ["node1", "node2"]

@@ -85,7 +85,7 @@ class Place:
     rank: int
     nodes: int
     local_rank: int
-    per_node: int
+    per_node: int  # processes that the platform started on this node
     address: str  # of node 0
     port: int
     key: bytes  # of what all processes of the job know
@@ -204,6 +204,9 @@ def gather(
             "place of a node",
             markup=False,
         )
+    if place.per_node > 1:
+        text = f"note: {place.per_node} processes a node were started; one of them is used"
+        console.print(text, markup=False)
     admission = Admission(place, console)
     deadline = time.monotonic() + engine.start_timeout_s
     with _listen(place) as listener:
