@@ -69,8 +69,7 @@ def observe(command: Sequence[str], output_dir: Path) -> int:
 
 
 def _variables(folder: CellFolder, token: str) -> dict[str, str]:
-    ranks = folder.path / "ranks"
-    settings = {"lines": f"{ranks}/{{rank}}.jsonl", "count": f"{ranks}/{{rank}}.count"}
+    settings = {"lines": f"{folder.path}/ranks/{{rank}}.jsonl"}
     python_path = filter(None, (str(HOOKS), os.environ.get("PYTHONPATH")))
     added = {
         "PYTHONPATH": os.pathsep.join(python_path),

@@ -220,7 +220,6 @@ class SocketChannel(Channel):
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._closed = False
         super().__init__(connection.makefile("wb", buffering=0), connection.fileno())
 
     def ended(self) -> int | None:
