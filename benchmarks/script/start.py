@@ -94,6 +94,7 @@ class ScriptRank:
         self._has_begun = self._has_steps = False  # the first line is written; steps were seen
         self._phase = "build"
         self._ms: list[float] = []
+        self._has_enough_steps = False  # judged when steps come, not at each look
         self._printed_s: list[float] = []  # monotonic, of each rate
         self._last_error: tuple[str, str] | None = None
 
@@ -232,6 +233,7 @@ class ScriptRank:
             )
         self._has_steps = True
         self._ms += line["ms"]
+        self._has_enough_steps = derive.is_enough(self._ms, self._options)
         self._enter(derive.warm_up_end(self._ms, self._options)[1])
 
     def _enter(self, has_warmed_up: bool) -> None:
@@ -245,7 +247,7 @@ class ScriptRank:
         if self._options["whole"]:
             return False
         if self._ms:
-            return derive.is_enough(self._ms, self._options)
+            return self._has_enough_steps
         least_s = self._options["warmup_min_seconds"] + self._options["max_seconds"]
         return bool(self._printed_s) and time.monotonic() - self._printed_s[0] >= least_s
 

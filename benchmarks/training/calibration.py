@@ -194,7 +194,8 @@ class StepObserver:
     def __init__(self, training: Training, buckets: Sequence[SentBucket]) -> None:
         """`buckets` are those whose gradients are awaited."""
         self._training, self._on_gpu = training, training.device.type == "cuda"
-        indices = {id(parameter): index for index, parameter in enumerate(training.parameters)}
+        self._parameters = training.parameters
+        indices = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._members: list[set[int]] = []  # parameters of each bucket, by index
         for bucket in buckets:
             self._members.append({indices[id(parameter)] for parameter in bucket.parameters})
@@ -210,7 +211,7 @@ class StepObserver:
         arrived: list[int] = []
         self._steps = []
         if self._members:
-            for index in range(len(self._training.parameters)):
+            for index in range(len(self._parameters)):
                 self._hook(index, arrived.append, index)
 
         def step() -> None:
@@ -245,7 +246,7 @@ class StepObserver:
         def hook(_: Tensor) -> None:
             call(argument)
 
-        parameter = self._training.parameters[index]
+        parameter = self._parameters[index]
         self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _remove_hooks(self) -> None:
