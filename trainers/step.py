@@ -13,7 +13,7 @@ from trainers import compile_passes, models
 from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
 from trainers.cuda_graph import CudaCapture, GraphedStep
 from trainers.optimizers import optimizer_of
-from trainers.strategy import Hosts, Strategy, load
+from trainers.strategy import Hosts, Strategy, load, whole
 
 REWRITTEN = ("max", "max_graph")  # ways to be fast that compile with our rewrites
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,6 +86,10 @@ class Training:
     def parameters(self) -> list[nn.Parameter]:
         """What is trained, in the order of `names`, as the model has it now: whole or sharded."""
         return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
+    def whole_parameters(self) -> list[nn.Parameter]:
+        """Return parameters with the whole weights, for an exchange alone. Collective."""
+        return [nn.Parameter(whole(weight.detach())) for weight in self.parameters]
 
     def backward(self, batch: Batch | None = None) -> None:
         """Run every forward and backward, and exchange, on the next batch, or on the one given.

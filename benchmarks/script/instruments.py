@@ -25,7 +25,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 CHUNK_SECONDS = 1.0
 WATCHED = 5  # the step, of the warm-up, in which fast paths are looked for
-STACKS = Path(__file__).resolve().parent.parent / "rank" / "stacks.py"
 OTHERS_IN_A_ROW = 3  # steps of another optimizer, after which that one is the script's
 Write = Callable[..., None]
 
@@ -48,11 +47,7 @@ def _answers_for_stacks() -> bool:
     is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if not is_free or threading.current_thread() is not threading.main_thread():
         return False
-    spec = importlib.util.spec_from_file_location("_ringside_stacks", STACKS)
-    assert spec is not None and spec.loader is not None
-    stacks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(stacks)
-    stacks.register()
+    _loaded("rank/stacks.py").register()
     return True
 
 

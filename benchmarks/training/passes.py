@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record.folder import pack
 from conf.cell import Cell
 from trainers.step import Mark, Training, unmarked
-from trainers.strategy import Strategy, whole
+from trainers.strategy import Strategy
 
 TUNING_STEPS = 3
 
@@ -95,7 +94,7 @@ def tuning(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(TUNING_STEPS):
         training.step()
         reporter.beat()
-    parameters = [nn.Parameter(whole(weight.detach())) for weight in training.parameters]
+    parameters = training.whole_parameters()
     with training.strategy.gradients_only():
         exchange = training.strategy.exchange_alone(parameters)
         if exchange:

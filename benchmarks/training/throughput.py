@@ -6,7 +6,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 from benchmarks.path_facts import WatchedUpdate
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
@@ -21,7 +20,7 @@ from conf.cell import Cell
 from trainers import models
 from trainers.batches import DISTINCT, Batch, LoadedBatches
 from trainers.step import Training
-from trainers.strategy import Strategy, whole
+from trainers.strategy import Strategy
 
 # The second window of a warm-up lasts as long as the shortest warm-up, and shows whether a step
 # gets longer under load. Those that follow it, where the step time still falls, are as long as this
@@ -347,7 +346,7 @@ class TrainingBenchmark:
         if not iterations:
             return False
         used = [parameter.grad is not None for parameter in training.parameters]
-        parameters = [nn.Parameter(whole(weight.detach())) for weight in training.parameters]
+        parameters = training.whole_parameters()
         with strategy.gradients_only():
             alone = strategy.exchange_alone(parameters)
             if alone is None:
