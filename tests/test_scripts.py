@@ -108,11 +108,12 @@ def test_a_script_that_cannot_be_started_is_refused(hydra, folder, asked, senten
 
 
 def test_text_and_list_are_one_command_and_an_edited_script_is_another(hydra, folder):
-    text = cell_of("benchmark.run=python steps.py --lr=0.1 'a b'")
-    assert text.key == cell_of("benchmark.run=[python,steps.py,--lr=0.1,a b]").key
+    asked = f"benchmark.run={sys.executable} steps.py --lr=0.1 'a b'"
+    text = cell_of(asked)
+    assert text.key == cell_of(f"benchmark.run=[{sys.executable},steps.py,--lr=0.1,a b]").key
     assert text.benchmark["folder"] == str(folder) and "auto" not in text.benchmark.values()
     (folder / "steps.py").write_text("pass\n")
-    assert cell_of("benchmark.run=python steps.py --lr=0.1 'a b'").key != text.key
+    assert cell_of(asked).key != text.key
 
 
 @pytest.fixture(scope="module")

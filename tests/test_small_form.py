@@ -45,7 +45,7 @@ def test_every_study_ends_in_minutes_on_two_cores(dry_run, name):
     notes, _, seconds = dry_run(f"+experiment={name}")
     assert seconds <= MOST_SECONDS
     has_block = "\non_cpu:" in (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
-    assert (SMALL in notes) == has_block == (f"study {name} {SMALL}" in notes)
+    assert (SMALL in notes) == has_block == (f"study '{name}' {SMALL}" in notes)
 
 
 def test_a_command_without_arguments_says_first_what_it_measures_and_how_long(
@@ -60,7 +60,7 @@ def test_a_command_without_arguments_says_first_what_it_measures_and_how_long(
     first, *rest = out.splitlines()
     study = "First study (help: python launch.py --help): fmnist_cnn on 1, 2, 4, … all devices; "
     assert (code, err, begun) == (0, "", [0, 1]) and first.startswith(f"{study}2 runs, about ")
-    assert f"note: study first {SMALL} (model=fmnist_cnn)" in "\n".join(rest)
+    assert f"note: study 'first' {SMALL} (model=fmnist_cnn)" in "\n".join(rest)
 
 
 def test_any_argument_means_what_it_meant(dry_run):
@@ -77,7 +77,7 @@ def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
     notes, cells, _ = dry_run(*scaling, "full=true")
     assert SMALL not in notes and "resnet50" in cells[0]
     notes, _, _ = dry_run("+experiment=strong_scaling", "repeats=1", "full=true")
-    assert SMALL not in notes and "study strong_scaling has optimize=auto on CPU workers" in notes
+    assert SMALL not in notes and "study 'strong_scaling' has optimize=auto on CPU workers" in notes
 
 
 def test_cpu_workers_measure_one_of_the_cells_that_differ_in_nccls_settings(dry_run):
