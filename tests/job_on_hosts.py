@@ -43,7 +43,7 @@ BY_HAND = {
 TORCHRUN = {"torchrun": "1", "folded": "2"}  # processes a node
 
 
-def command_of(platform, host, command, folder):
+def command_of(platform, host, command, folder, port=PORT):
     """The words that start the command on a host, and its environment."""
     names = hosts()
     rank = names.index(host)
@@ -68,7 +68,7 @@ def command_of(platform, host, command, folder):
         "all": "\n".join(map(address, names)),
     }  # fmt: skip
     own = {name: text.format(**texts) for name, text in BY_HAND[platform].items()}
-    return [*inside, *command], around | own
+    return [*inside, *command], around | own | {"MASTER_PORT": port}
 
 
 RSH = """import os, sys
@@ -108,6 +108,13 @@ def cut_wire_for_a_moment(nodes):
     wire("b", "up")
 
 
+def half_open(nodes):
+    """Node b dies unseen: no packet of its end leaves it."""
+    wire("b", "down")
+    kill_node(nodes["b"])
+    wire("b", "up")
+
+
 # What happens once the first cell has started on node 0.
 FAULTS = {
     "none": lambda nodes: None,
@@ -115,39 +122,49 @@ FAULTS = {
     "other_killed": lambda nodes: kill_node(nodes["b"]),
     "cut": cut_wire,
     "cut_for_a_moment": cut_wire_for_a_moment,
+    "half_open": half_open,
     "preempted": lambda nodes: [node.terminate() for node in nodes.values()],
 }
 # What is different from the beginning.
-LATE, ABSENT, STRANGER, TAKEN = "late", "absent", "other_token", "port_taken"
-LATE_S = 20.0
+LATE, ABSENT, STRANGER, TAKEN, TWO = "late", "absent", "other_token", "port_taken", "two_jobs"
+LATE_S = 60.0
+SECOND_PORT = str(int(PORT) + 1)  # the second job's store; node 0 of the first listens there
 
 
-def main():
-    platform, fault = sys.argv[1:3]
-    command = sys.argv[4:]
-    folder = Path(tempfile.mkdtemp())
-    began = time.monotonic()
-    nodes, files = {}, {}
-    if fault == TAKEN:
-        server = (
-            "import socket, time\ns = socket.create_server(('10.77.0.1', 29501))\ntime.sleep(600)"
-        )
-        taker = subprocess.Popen(["ip", "netns", "exec", "a", sys.executable, "-c", server])
-        time.sleep(1.0)
+def start(platform, fault, command, folder, job="", port=PORT):
+    """Return the process of each host, by its name and the job's."""
+    nodes = {}
     for host in hosts():
-        words, around = command_of(platform, host, command, folder)
+        words, around = command_of(platform, host, command, folder, port)
         if fault == LATE and host == "b":
             time.sleep(LATE_S)
         if (fault == ABSENT and host == "b") or (platform == "mpirun" and nodes):
             continue
         if fault == STRANGER:
             around["RINGSIDE_JOB_TOKEN"] = f"token-{host}"
-        files[host] = (folder / host).open("w+")
         around["PYTHONPATH"] = str(Path(__file__).parent)
-        nodes[host] = subprocess.Popen(
-            words, env=around, stdin=subprocess.DEVNULL, stdout=files[host], stderr=files[host],
-            start_new_session=True,
-        )  # fmt: skip
+        with (folder / f"{host}{job}").open("w") as printed:
+            nodes[f"{host}{job}"] = subprocess.Popen(
+                words, env=around, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                start_new_session=True,
+            )  # fmt: skip
+    return nodes
+
+
+def main():
+    platform, fault = sys.argv[1:3]
+    folder = Path(tempfile.mkdtemp())
+    began = time.monotonic()
+    if fault == TAKEN:
+        server = (
+            "import socket, time\ns = socket.create_server(('10.77.0.1', 29501))\ntime.sleep(600)"
+        )
+        taker = subprocess.Popen(["ip", "netns", "exec", "a", sys.executable, "-c", server])
+        time.sleep(1.0)
+    nodes = start(platform, fault, sys.argv[4:], folder)
+    if fault == TWO:
+        second = [f"{word}_2" if word.startswith("output_dir=") else word for word in sys.argv[4:]]
+        nodes |= start(platform, fault, second, folder, "2", SECOND_PORT)
     if fault in FAULTS:
         while "started" not in (folder / "a").read_text() and nodes["a"].poll() is None:
             time.sleep(0.1)

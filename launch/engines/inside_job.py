@@ -128,7 +128,8 @@ def place(environment: Mapping[str, str], engine: Engine) -> Place:
         )
     port = _number(environment, platform.port) or DEFAULT_PORT
     word, is_secret = _word(environment, engine, platform)
-    key = hashlib.sha256(word.encode()).digest()
+    # Two jobs without a word of their own may share hosts, but not a port.
+    key = hashlib.sha256(f"{word} {port} {nodes}".encode()).digest()
     return Place(platform, rank, nodes, local_rank, per_node, address[0], port, key, is_secret)
 
 
