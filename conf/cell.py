@@ -213,8 +213,8 @@ class Cell:
 
     @property
     def trains(self) -> bool:
-        """Whether the cell has a model and a strategy; otherwise it measures links."""
-        return self.model.name != "none"
+        """Whether Ringside trains its model by a strategy; else it measures links or a script."""
+        return self.model.builder != "none"
 
     @property
     def runs_script(self) -> bool:
@@ -257,9 +257,11 @@ class Cell:
     def name(self) -> str:
         """The cell for people: `resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`."""
         parts = []
-        if self.benchmark["name"] != "throughput":
+        if self.benchmark["name"] != "throughput" and not self.runs_script:
             parts.append(self.benchmark["name"])
-        if self.trains:
+        if self.runs_script:
+            parts.append(self.model.name)
+        elif self.trains:
             parts += [self.model.name, self.strategy["name"]]
         parts += [self.where, *self.labels]
         for name, value in sorted(self.nccl.items()):

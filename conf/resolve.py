@@ -105,7 +105,8 @@ def resolve(
         labels.append(f"{CONNECTIONS}={connections}")
     cell = Cell(  # that measures links: the same cell with any model and strategy
         model=Network(
-            "none", "ringside", "none", 0, 0, 0, 0.0, {}, benchmark.rules.get("counts", IMAGES)
+            *(options.pop("script", "none"), "ringside", "none", 0, 0, 0, 0.0, {}),
+            benchmark.rules.get("counts", IMAGES),
         ),
         strategy={"name": "none"},
         benchmark=options,

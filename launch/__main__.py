@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name == "observe":
             add("run", metavar="COMMAND", nargs="+", help="after `--`")
             add("--output-dir", type=Path, default="outputs", help="(default: outputs)")
+            add("--uri", help="also write a run to MLflow, at this tracking URI")
             continue
         if name == "sync":
             add("folder", metavar="STUDY", type=Path, help=STUDY)
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "observe":
             from launch.observe import observe
 
-            return observe(options.run, options.output_dir)
+            return observe(options.run, options.output_dir, options.uri)
         tracking = Tracking(uri=options.uri, experiment=options.experiment)
         if options.command == "ui":
             return show(options.folder, tracking)

@@ -13,24 +13,32 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from analysis.console import print_text
 from analysis.findings.slow_rank import FOREIGN_LOAD, LINK, Delay, Diagnosis, diagnosis
-from analysis.nccl.log import read_nccl_log
+from analysis.nccl.log import NcclLog, read_nccl_log
 from analysis.report.report_files import Report, write
+from analysis.report.sections.conditions_section import fast_path_section
 from analysis.text import count, join_words, redact
+from analysis.validity.effective import choices_of
+from analysis.validity.fast_paths import DEFAULTS, NEED_TUNING, NO, UNKNOWN, YES, Answer, answers_to
+from analysis.validity.nccl_settings import Evidence, check_setting
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder
 from benchmarks.record.lines import read_lines
 from benchmarks.record.safe_files import make_folder, write_whole
 from benchmarks.record.safe_text import INTERRUPTED
+from benchmarks.training.derive import path_tables
 from conf.host import TOKEN
 from conf.options import Refused
+from conf.schema import Tracking
 from launch.engines.environment import NCCL_SUBSYSTEMS, ROOT
 from launch.machine import devices
+from launch.tracking.tracker import Tracker
 
 REPORT_SECONDS = 30.0
 HOOKS = ROOT / "benchmarks" / "script" / "hooks"
@@ -41,30 +49,42 @@ KINDS = {
     "clock": "all parts are slower alike, as at a lower clock",
     FOREIGN_LOAD: "it waits for a core that other programs use",
 }
+ENGAGED = {NO: "and did not engage", UNKNOWN: "and it is not known whether it engaged"}
 
 
-def observe(command: Sequence[str], output_dir: Path) -> int:
+def observe(command: Sequence[str], output_dir: Path, uri: str | None = None) -> int:
     """Run a command, say what was seen, and return 1 if it failed, 130 after Ctrl-C, else 0.
 
-    Raises Refused: there is no such command.
+    With a tracking URI it is also a run of MLflow's.
+
+    Raises Refused: there is no such command; TrackingUnavailable.
     """
     if shutil.which(command[0]) is None:
         raise Refused(f"COMMAND={command[0]}: it is not found; expected a program")
     folder = CellFolder((output_dir / "observed" / time.strftime("%Y%m%d-%H%M%S")).absolute())
     for path in (folder.path / "ranks", folder.path / "nccl"):
         make_folder(path)
-    token = secrets.token_hex(8)
+    tracker = None
+    if uri is not None:
+        tracker = Tracker.open(Tracking(uri=uri), output_dir, "observed")
+    token, started_at = secrets.token_hex(8), time.time()
     uuids = [device.uuid for device in devices.look("auto", os.environ).devices if device.uuid]
     with Sampler(folder, uuids, token):
         process = subprocess.Popen(command, env=os.environ | _variables(folder, token))
         interrupted = _wait(process, folder, command)
-    seen = _watched(folder)
-    said = _sentences(seen, folder, command)
+    seen, answers, log = _seen(folder)
+    said = _sentences(seen, answers, log, command)
     line = redact(shlex.join(command))
-    content = {"command": line, "status": process.returncode, "said": said, **asdict(seen)}
+    content = {"command": line, "status": process.returncode, "started_at": started_at}
+    content |= {"said": said, **asdict(seen)}
+    content["fast_paths"] = [answer._asdict() for answer in answers]
     write_whole(folder.path / "observed.json", json.dumps(content, indent=2).encode())
-    write(Report("Observed", line, tuple(said[:-1]), {said[-1]: ""}, ()), folder.path / "report")
+    sections = tuple(filter(None, [fast_path_section(answers)]))
+    report = Report("Observed", line, tuple(said[:-1]), {said[-1]: ""}, sections)
+    write(report, folder.path / "report")
     print_text("\n".join([*said, f"Lines, page and record: {folder.path}"]))
+    if tracker is not None:
+        tracker.log_observed(content, folder.path)
     return INTERRUPTED if interrupted else int(process.returncode != 0)
 
 
@@ -78,7 +98,10 @@ def _variables(folder: CellFolder, token: str) -> dict[str, str]:
         "TORCH_NCCL_ENABLE_TIMING": "1",
     }
     if "NCCL_DEBUG" not in os.environ:
-        added |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS}
+        subsystems = NCCL_SUBSYSTEMS
+        if not NEED_TUNING.isdisjoint(os.environ):
+            subsystems += ",TUNING,REG"
+        added |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": subsystems}
         added["NCCL_DEBUG_FILE"] = folder.nccl_log_pattern
     return added
 
@@ -91,7 +114,7 @@ def _wait(process: subprocess.Popen[bytes], folder: CellFolder, command: Sequenc
             process.wait(REPORT_SECONDS)
         except subprocess.TimeoutExpired:
             if sys.stdout.isatty():
-                print_text("\n".join(_sentences(_watched(folder), folder, command)[:-1]))
+                print_text("\n".join(_sentences(*_seen(folder), command)[:-1]))
         except KeyboardInterrupt:
             if interrupted:
                 process.kill()
@@ -101,14 +124,36 @@ def _wait(process: subprocess.Popen[bytes], folder: CellFolder, command: Sequenc
     return interrupted
 
 
-def _watched(folder: CellFolder) -> Diagnosis:
+def _seen(folder: CellFolder) -> tuple[Diagnosis, list[Answer], NcclLog | None]:
     lines = {}
     for path in (folder.path / "ranks").glob("*.jsonl"):
         lines[int(path.stem)] = list(read_lines(path))
-    return diagnosis(lines)
+    logs, log, effective = sorted((folder.path / "nccl").glob("*.log")), None, {}
+    settings = {name: os.environ[name] for name in os.environ if name.startswith("NCCL_")}
+    if logs:
+        log = read_nccl_log(logs)
+        effective = _effective(log, settings)
+    rows = path_tables(lines).get("fast_paths", {}).get("rows", [])
+    ranks = [DEFAULTS | row | {"ranks": len(lines)} for row in rows]
+    return diagnosis(lines), answers_to(ranks, settings, effective, True), log
 
 
-def _sentences(seen: Diagnosis, folder: CellFolder, command: Sequence[str]) -> list[str]:
+def _effective(log: NcclLog, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return what NCCL used, as a record has it."""
+    findings: list[dict[str, Any]] = []
+    evidence = Evidence(settings, log, {}, tuple(range(log.nranks or 0)))
+    for name, value in settings.items():
+        findings += map(asdict, check_setting(name, value, evidence, None))
+    nccl = {"channels": log.channels, "transports": log.transports, "paths": log.paths}
+    effective: dict[str, Any] = {"nccl": nccl, "findings": findings, "choices": choices_of(log)}
+    if log.transports:
+        effective |= {"transport": _transports(log), "channels": log.channels.get("collective")}
+    return effective
+
+
+def _sentences(
+    seen: Diagnosis, answers: Sequence[Answer], log: NcclLog | None, command: Sequence[str]
+) -> list[str]:
     """Return what was seen; the last sentence says what was not measured."""
     said = []
     if seen.steps:
@@ -121,11 +166,22 @@ def _sentences(seen: Diagnosis, folder: CellFolder, command: Sequence[str]) -> l
     if seen.unjudged:
         said.append(f"No rank is judged: {seen.unjudged}.")
     elif not seen.delays:
+        is_slower = any(answer.answer == NO for answer in answers)
+        subject = "No slow rank" if is_slower else "Nothing wrong"
+        least = [f"{ms:.1f} ms to {kind}" for kind, ms in seen.least_ms.items()]
         said.append(
-            f"Nothing wrong was seen in {count(seen.steps, 'step')}. A rank that is late by "
-            f"{seen.least_ms:.1f} ms in every step would have been named."
+            f"{subject} was seen in {count(seen.steps, 'step')}. A rank that loses, in every "
+            f"step, {join_words(least)} would have been named."
         )
-    said += _nccl_sentences(folder)
+    for answer in answers:
+        if answer.answer in ENGAGED:
+            engaged = ENGAGED[answer.answer]
+            said.append(f"{answer.path} was asked for ({answer.asked}), {engaged}: {answer.line}.")
+    names = [answer.path for answer in answers if answer.answer == YES]
+    if names:
+        said.append(f"Asked for, and seen to engage: {join_words(names)}.")
+    if log is not None:
+        said.append(f"NCCL {log.version} used {_transports(log)}.")
     script = next((index for index, word in enumerate(command) if word.endswith(".py")), 0)
     run = shlex.quote("benchmark.run=" + shlex.join(command[script:]))
     said.append(
@@ -153,13 +209,8 @@ def _delay_sentence(delay: Delay, seen: Diagnosis) -> str:
     )
 
 
-def _nccl_sentences(folder: CellFolder) -> list[str]:
-    logs = sorted((folder.path / "nccl").glob("*.log"))
-    if not logs:
-        return []
-    log = read_nccl_log(logs)
+def _transports(log: NcclLog) -> str:
     pairs: defaultdict[str, list[str]] = defaultdict(list)
     for pair, transports in log.transports.items():
         pairs[" and ".join(transports)].append(pair)
-    used = [f"{transport} ({join_words(ranks)})" for transport, ranks in pairs.items()]
-    return [f"NCCL {log.version} used {join_words(used)}."]
+    return join_words([f"{transport} ({join_words(ranks)})" for transport, ranks in pairs.items()])

@@ -57,7 +57,7 @@ FOLDER_ARROWS = {
     "analysis.trace": (),
     "analysis.nccl": (),
     "launch.__main__": ("launch.observe", "launch.tracking"),
-    "launch.observe": ("launch.engines",),
+    "launch.observe": ("launch.engines", "launch.tracking"),
     "launch.help": ("launch.hydra_errors", "launch.machine"),
     "launch.hydra_errors": (),
     "launch.sweep": ("launch.display", "launch.run_cell", "launch.tracking", "launch.compose"),

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from analysis.findings.slow_rank import LINK, diagnosis
-from benchmarks.script.derive_exchanges import collectives_of_a_step
+from benchmarks.script.derive import collectives_of_a_step
+from conf.schema import Tracking
 from launch.__main__ import main
+from launch.tracking.tracker import Tracker
 
 TESTS = Path(__file__).parent
 BEFORE, AFTER = "10.0.0.1:5001", "10.0.0.2:5002"
@@ -59,8 +61,10 @@ def lines_of(more=(), rank=0, ranks=2, steps=40, seed=0, shift_s=0, wait_ms=3):
             collectives = [["all_reduce", "0", 3 * step, 4, None, 0.5]]
             collectives.append(["all_reduce", "0", 3 * step + 1, 4000, None, at_ms - 10])
             line = {"kind": "moments", "time": 100 + step + shift_s * number, "step": step}
-            line |= {"samples": 8, "moments": moments, "collectives": collectives}
+            line |= {"moments": moments, "collectives": collectives}
             lines[number].append(line)
+    for number in lines:
+        lines[number].append({"kind": "steps", "time": 0, "samples": [8] * steps})
     lines[0].append({"kind": "layers", "time": 0, "buckets": [["head"], ["stem", "body"]]})
     return lines
 
@@ -86,8 +90,8 @@ def test_clean_runs_name_nobody_and_say_what_would_have_been_named():
     for seed in range(10):
         seen = diagnosis(lines_of(ranks=2 + seed % 3, seed=seed))
         assert seen.delays == () and not seen.unjudged
-        assert seen.least_ms == pytest.approx(0.05 * seen.step_ms, rel=0.5)
-    small = {"ready:1": (seen.least_ms * 0.5, 0, 0)}
+        assert seen.least_ms["compute"] == pytest.approx(0.05 * seen.step_ms, rel=0.5)
+    small = {"ready:1": (seen.least_ms["compute"] * 0.5, 0, 0)}
     assert diagnosis(lines_of(small)).delays == ()
 
 
@@ -139,14 +143,14 @@ def test_what_cannot_be_judged_is_said(change):
 
 
 def test_collectives_are_counted_and_timed_by_the_rank_that_begins_last():
-    lines = lines_of(steps=4)
-    for rank, step in itertools.product(lines, range(4)):
+    lines = lines_of(steps=7)
+    for rank, step in itertools.product(lines, range(7)):
         for collective in lines[rank][step]["collectives"]:
             collective[4] = 2.0 + rank
     small, large = collectives_of_a_step(lines)
     assert (small["bytes"], large["bytes"], large["calls"], large["ms"]) == (4, 4000, 1, 2)
     assert large["busbw_gb_per_s"] == pytest.approx(4000 / 2e-3 / 1e9)  # 2 (n - 1) / n is 1
-    untimed = collectives_of_a_step(lines_of(steps=4))[1]
+    untimed = collectives_of_a_step(lines_of(steps=7))[1]
     assert untimed["ms"] is None and untimed["busbw_gb_per_s"] is None
 
 
@@ -168,12 +172,18 @@ sys.exit(int(sys.argv[2]))
 """
 
 
+# What a rank saw of fast paths in one update.
+PATHS = {"passes": 1, "elements": 8, "weights": "contiguous", "prefetches": 0, "captured": 0,
+         "fused": True, "fused_updates": 0, "workers": 1, "working": "1 of 1"}  # fmt: skip
+
+
 def observed(tmp_path, capsys, lines, status=0):
     """What `observe` prints of a script that writes these lines."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "lines.json").write_text(json.dumps(lines))
     command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "lines.json")]
     output = ["--output-dir", str(tmp_path / "outputs")]
+    output += ["--uri", f"sqlite:///{tmp_path}/runs.db"]
     assert main(["observe", *output, "--", *command, str(status)]) == bool(status)
     return capsys.readouterr().out
 
@@ -188,8 +198,18 @@ def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
     assert content["status"] == 3 and content["delays"][0]["rank"] == 1
     assert "Rank 1 is slow" in (folder / "report" / "index.html").read_text()
     assert (folder / "cpu.jsonl").exists()
-    text = observed(tmp_path, capsys, lines_of())
-    assert "Nothing wrong was seen in 37 steps. A rank that is late by" in text
+    tracker = Tracker.open(Tracking(uri=f"sqlite:///{tmp_path}/runs.db"), tmp_path, "observed")
+    [run] = tracker._client.search_runs([tracker._experiment])
+    assert (run.info.status, run.data.metrics["observed/step_ms"]) == ("FAILED", content["step_ms"])
+    lines = lines_of()
+    for rank in lines:
+        lines[rank].append({"kind": "paths", "time": 0, **PATHS})
+    text = " ".join(observed(tmp_path, capsys, lines).split())
+    assert "No slow rank was seen in 37 steps. A rank that loses, in every step," in text
+    assert "fused optimizer was asked for (fused=True), and did not engage: rank 0: fused" in text
+    assert "Asked for, and seen to engage: loader workers." in text
+    page = max((tmp_path / "outputs" / "observed").glob("*/report/index.html")).read_text()
+    assert "what proves it" in page and "1 of 1 workers work" in page
 
 
 def test_observe_refuses_what_is_no_program(capsys):

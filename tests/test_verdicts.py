@@ -22,7 +22,7 @@ EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}
 COLLECTIVES = {"name": "collectives", "collective": "all_reduce", "calls": "nccl"}
 COLLECTIVES |= {"max_bytes": "1G", "dtype": "float32"}
 JACOBI = {"name": "jacobi", "nx": 16384, "exchange": "peer"}
-UNTRAINED = {"model": {"name": "none"}, "labels": []}
+UNTRAINED = {"model": {"name": "none", "builder": "none"}, "labels": []}
 VALUES = {"exchange": 0.45, "collectives": 330.0, "jacobi": 0.26}  # of each headline's metric
 
 

@@ -196,7 +196,7 @@ def _names(cells: Iterable[CellId]) -> dict[CellId, str]:
     for benchmark, requests in benchmarks.items():
         varied = differing_names(list(requests.values()))
         for cell, request in requests.items():
-            words, trains = [], request["model.name"] != "none"
+            words, trains = [], request["model.builder"] != "none"
             if benchmark != "throughput":
                 words.append(benchmark)
             if trains:

@@ -8,9 +8,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from benchmarks.derived import Line, RankLines
+from benchmarks.derived import Line, RankLines, of_kind
 from benchmarks.timing.statistics import two_sided_quantile
 
 WARMUP_STEPS = 3
@@ -52,20 +52,23 @@ class Diagnosis:
     spread_ms: tuple[float, float] = (math.nan, math.nan)  # nine of ten steps lie between
     samples_per_s: float = math.nan
     delays: tuple[Delay, ...] = ()
-    least_ms: float = math.nan  # a delay of this size in every step would have been named
+    least_ms: Mapping[str, float] = field(default_factory=dict)  # a delay of such size in every
+    # step would have been named
     layers: tuple[tuple[str, ...], ...] = ()  # of each bucket
     unjudged: str = ""  # why no rank is judged
 
 
 def diagnosis(lines: RankLines) -> Diagnosis:
-    """Return which ranks are slow by the `moments` lines of all ranks."""
+    """Return which ranks are slow by the `moments` lines of all ranks; samples by their `steps`."""
     common = _common_steps(lines)
     if not common:
         return Diagnosis(len(lines), 0, unjudged="no step of all ranks was seen")
     walls_ms = sorted(max(line["moments"][-1][1] for line in step.values()) for step in common)
     step_ms = statistics.fmean(walls_ms)
-    samples = statistics.fmean(sum(line["samples"] for line in step.values()) for step in common)
-    rate = samples / step_ms * 1e3
+    counted: list[int] = []
+    for line in of_kind(itertools.chain(*lines.values()), "steps"):
+        counted += line["samples"]
+    rate = len(lines) * statistics.fmean(counted or [math.nan]) / step_ms * 1e3
     cut = len(walls_ms) // 20
     facts = (len(lines), len(common), step_ms, (walls_ms[cut], walls_ms[-1 - cut]), rate)
     steps: Steps = []
@@ -80,8 +83,11 @@ def diagnosis(lines: RankLines) -> Diagnosis:
         return Diagnosis(*facts, unjudged=f"{needed}; there are {len(steps)} of {len(lines)}")
     delays, least_ms = _slow_ranks(steps, step_ms, rate)
     exposed_ms = _trimmed_mean([min(own[WAIT][SLEPT] for own in step.values()) for step in steps])
+    links = _slow_link(lines, exposed_ms, rate * exposed_ms / (step_ms - exposed_ms))
+    if links:
+        least_ms[LINK] = EXPOSED_SHARE * step_ms
     if exposed_ms > EXPOSED_SHARE * step_ms:
-        delays += _slow_link(lines, exposed_ms, rate * exposed_ms / (step_ms - exposed_ms))
+        delays += links
     delays.sort(key=lambda delay: -delay.ms)
     every = itertools.chain(*lines.values())
     buckets = next(line["buckets"] for line in every if line["kind"] == "layers")
@@ -135,9 +141,9 @@ def _part_between(before: str, after: str) -> str:
     return "optimizer"
 
 
-def _slow_ranks(steps: Steps, step_ms: float, rate: float) -> tuple[list[Delay], float]:
+def _slow_ranks(steps: Steps, step_ms: float, rate: float) -> tuple[list[Delay], dict[str, float]]:
     delays: list[Delay] = []
-    least_ms = 0.0
+    least_ms: dict[str, float] = {}
     for rank in steps[0]:
         # Where ranks wait for cores, one that runs for longer waits for longer, too.
         waiting = _waited_share(steps, rank)
@@ -149,8 +155,7 @@ def _slow_ranks(steps: Steps, step_ms: float, rate: float) -> tuple[list[Delay],
         ):
             ms, noise_ms = _estimate(_excess_ms(steps, rank, weights), len(steps[0]) * TESTS)
             limit_ms = max(noise_ms, least_share * step_ms)
-            if kind != FOREIGN_LOAD:
-                least_ms = max(least_ms, limit_ms)
+            least_ms[kind] = max(limit_ms, least_ms.get(kind, 0.0))
             if ms > limit_ms:
                 place = _place_of(steps, rank, weights, kind)
                 loss = rate * ms / max(step_ms - ms, ms)

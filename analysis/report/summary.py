@@ -234,9 +234,7 @@ def answer(study: Study, main: CurvePoint) -> str:
     """Return the rate and the efficiency of the point that the study is about."""
     curve, point = main
     trained = [record for record in study.usable if record.cell.trains]
-    subject = "a script"
-    if trained:
-        subject = point.key["model.name"]
+    subject = point.key["model.name"]
     if len({*_names(trained, "strategy")} - {WITHOUT}) > 1:
         subject += f" with {point.key['strategy.name']}"
     if curve.details:

@@ -34,6 +34,7 @@ NOT_IN_NAMES = ("repeat", "labels", "declared", "places")
 # Options whose value says what it is, and those with another word before it.
 BARE_VALUES = (
     "benchmark.name",
+    "benchmark.run",
     "device",
     "model.name",
     "optimize",
@@ -58,6 +59,8 @@ def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
     words = parts(study, runs, without)
     if not words and runs.cell.trains:
         words = [runs.cell.model.name, runs.strategy]
+    elif not words and runs.cell.runs_script:
+        words = [runs.cell.model.name]
     return BETWEEN.join(words) or str(runs.cell.benchmark["name"])
 
 

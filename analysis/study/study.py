@@ -229,9 +229,10 @@ class Study:
                 group = "model"
             if group not in ("model", "benchmark", "optimizer") or name == f"{group}.name":
                 continue
+            leads = "benchmark.run" if name == "benchmark.sha256" else f"{group}.name"
             pairs = set()
             for runs in self.runs:
-                pairs.add((runs.request.get(f"{group}.name"), runs.request.get(name)))
+                pairs.add((runs.request.get(leads), runs.request.get(name)))
             if len(pairs) == len(dict(pairs)):  # one value with each choice
                 following.add(name)
         trained = [runs for runs in self.runs if runs.cell.trains]

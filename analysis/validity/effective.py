@@ -86,11 +86,7 @@ def observe(
             lines = (*log.paths, *(tuning.paths if tuning else ()))
             effective["nccl"]["paths"] = list(dict.fromkeys(lines))[:MOST_WARNINGS]
     if tuning is not None and tuning.algorithms:
-        effective["choices"] = []
-        for choice in tuning.algorithms:
-            row = {"function": choice.function, "bytes": choice.size}
-            row |= {"algorithm": choice.algorithm, "protocol": choice.protocol}
-            effective["choices"].append(row)
+        effective["choices"] = choices_of(tuning)
     findings = []
     study = Study.of(())
     if requested:
@@ -107,6 +103,15 @@ def observe(
     if findings:
         effective["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return effective
+
+
+def choices_of(log: NcclLog) -> list[dict[str, Any]]:
+    """Return NCCL's choices as a record has them: function, bytes, algorithm, protocol."""
+    rows = []
+    for choice in log.algorithms:
+        row = {"function": choice.function, "bytes": choice.size}
+        rows.append(row | {"algorithm": choice.algorithm, "protocol": choice.protocol})
+    return rows
 
 
 def _used(log: NcclLog, links: Mapping[str, str], record: Record) -> dict[str, Any]:

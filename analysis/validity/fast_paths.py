@@ -5,7 +5,7 @@ proves it. What another check judges already is not judged again: its answer is 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,8 +21,9 @@ HALF = {"fp16": "float16", "bf16": "bfloat16"}
 MOSTLY = 0.9  # share of bytes
 REPEATED = 1.5  # gradients reduced in one update, from which on accumulation saved nothing
 # Where nothing was compiled.
-DEFAULTS: dict[str, Any] = {"compiled": False, "graphs": 0, "graphs_skipped": 0, "replays": 0}
-Facts = Mapping[str, Any]  # of a rank, with the cell's `hook` and `ranks`; or record.effective
+DEFAULTS: dict[str, Any] = {"compiled": False, "graphs": 0, "graphs_skipped": 0, "replays": 0,
+                            "comm_hook": ""}  # fmt: skip
+Facts = Mapping[str, Any]  # of a rank, with DEFAULTS and the number of `ranks`; or record.effective
 Proof = tuple[bool | None, str]
 
 
@@ -47,23 +48,18 @@ class RankPath:
     evidence: str  # the line that proves it, with names of facts
     code: str = CODE  # of the check that judges it in a cell of our own; empty: none does
 
-    def answers(self, record: Record) -> list[Answer]:
+    def answers(self, ranks: Iterable[Facts], in_script: bool) -> list[Answer]:
         """Return the answer of the worst rank; none where no rank was asked."""
-        code = self.code
+        code = CODE if self.code and in_script else self.code
         rows: dict[str, Answer] = {}
-        if code and record.cell.benchmark["name"] == "script":
-            code = CODE
-        for own in record.tables.get("fast_paths", {}).get("rows", ()):
-            facts = DEFAULTS | own | {"ranks": record.cell.world_size}
-            facts["comm_hook"] = record.cell.strategy.get("comm_hook") or own.get("comm_hook", "")
-            facts["replays"] += sum(done for _, done in record.checks.get("replays", ()))
+        for facts in ranks:
             try:
                 if not self.asked(facts):
                     continue
                 answer, line = WORDS[self.engaged(facts)], self.evidence.format_map(facts)
             except KeyError as missing:
                 answer, line = UNKNOWN, f"{missing.args[0]} was not seen"
-            line = f"rank {own['rank']}: {line}"
+            line = f"rank {facts['rank']}: {line}"
             rows.setdefault(answer, Answer(self.name, self.asked_by, answer, line, code))
         return [rows[answer] for answer in ANSWERS if answer in rows][:1]
 
@@ -79,19 +75,19 @@ class NcclPath:
     values: tuple[str, ...] = ()  # those that ask for it; none: every value
     code: str = CODE
 
-    def answers(self, record: Record) -> list[Answer]:
-        """Return an answer for each setting that a cell asked for; CPU workers have no NCCL."""
+    def answers(self, settings: Mapping[str, str], effective: Facts) -> list[Answer]:
+        """Return an answer for each of NCCL's settings that asks for it."""
         rows = []
         for name in self.asked_by.split(", "):
-            value = record.cell.nccl.get(name)
-            if value is None or record.cell.device != "cuda":
+            value = settings.get(name)
+            if value is None:
                 continue
             if self.values and not {*self.values} & {*value.upper().split("|")}:
                 continue
             if self.proof:
-                engaged, line = self.proof(record.effective)
+                engaged, line = self.proof(effective)
             else:
-                engaged, line = _judged(name, self.code, record.effective)
+                engaged, line = _judged(name, self.code, effective)
             rows.append(Answer(self.name, f"{name}={value}", WORDS[engaged], line, self.code))
         return rows
 
@@ -234,10 +230,28 @@ NEED_LINES = {"NCCL_NET_GDR_LEVEL", "NCCL_PXN_DISABLE", "NCCL_COLLNET_ENABLE",
 
 
 def answers(record: Record) -> list[Answer]:
-    """Return an answer for each fast path that a cell asked for."""
+    """Return an answer for each fast path that a cell asked for; CPU workers have no NCCL."""
+    cell, ranks = record.cell, []
+    replays = sum(done for _, done in record.checks.get("replays", ()))
+    for own in record.tables.get("fast_paths", {}).get("rows", ()):
+        facts = DEFAULTS | own | {"ranks": cell.world_size}
+        facts["comm_hook"] = cell.strategy.get("comm_hook") or facts["comm_hook"]
+        facts["replays"] += replays
+        ranks.append(facts)
+    settings = cell.nccl if cell.device == "cuda" else {}
+    return answers_to(ranks, settings, record.effective, cell.benchmark["name"] == "script")
+
+
+def answers_to(
+    ranks: Sequence[Facts], settings: Mapping[str, str], effective: Facts, in_script: bool
+) -> list[Answer]:
+    """Return an answer for each fast path that ranks, or settings of NCCL, asked for."""
     rows: list[Answer] = []
     for path in FAST_PATHS:
-        rows += path.answers(record)
+        if isinstance(path, NcclPath):
+            rows += path.answers(settings, effective)
+        else:
+            rows += path.answers(ranks, in_script)
     return rows
 
 

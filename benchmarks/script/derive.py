@@ -2,10 +2,12 @@
 
 import math
 import signal
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.derived import Derived, IncompleteLines, Line, RankLines, of_kind, slowest
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
@@ -14,9 +16,11 @@ from benchmarks.training.request import FEWEST_PER_WINDOW, WINDOW_SECONDS
 from conf.cell import Cell
 
 FEWEST_STEPS = 10  # that are timed
+SET_UP_STEPS = 3
 MORE = 1.25  # of its time after which a warm-up is judged again
 PRINTED = "script/printed_per_second"
 RATE = "throughput/images_per_second"
+NAMES = {"_all_gather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter"}
 
 
 def warm_up_end(ms: Sequence[float], options: Mapping[str, Any]) -> tuple[int, bool]:
@@ -72,13 +76,15 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         "grid_ms": statistics.grid(ms),
         "clock_disagreement": max(own.clock_disagreement(first, count) for own in steps.values()),
     }
+    tables = training.path_tables(lines)
+    tables["exchanges"] = {"rows": collectives_of_a_step(lines)}
     printed = _printed(lines, cell)
     if printed:
         metrics[PRINTED] = statistics.median([value for _, value in printed])
     return Derived(
         metrics,
         timed.series,
-        tables=training.path_tables(lines),
+        tables=tables,
         checks=checks,
         output=_note(lines),
         within_run=timed.within_run,
@@ -178,3 +184,36 @@ def _of_printed(lines: RankLines, cell: Cell) -> Derived:
     }
     series = {RATE: [[number, value] for number, value in enumerate(values, 1)]}
     return Derived(metrics, series, output=_note(lines))
+
+
+def collectives_of_a_step(lines: RankLines) -> list[dict[str, str | float | None]]:
+    """Return kind, bytes, calls, ms and busbw in GB/s of each collective in rank 0's steps.
+
+    The first steps, which set up, are left out. `ms` is the shortest of all ranks, that of the last
+    to begin; None: no GPU.
+    """
+    calls, call_ms = defaultdict(list), defaultdict(list)
+    steps = 0
+    for rank, line in ((rank, line) for rank, own in lines.items() for line in own):
+        if not line.get("collectives") or line["step"] < SET_UP_STEPS:
+            continue
+        steps += rank == 0
+        for kind, group, number, size, gpu_ms, _ in line["collectives"]:
+            if rank == 0:
+                calls[NAMES.get(kind, kind), size].append((group, number))
+            if gpu_ms is not None:
+                call_ms[group, number].append(gpu_ms)
+    rows = []
+    for (kind, size), names in calls.items():
+        timed = [call_ms[name] for name in names if name in call_ms]
+        row: dict[str, str | float | None] = {"kind": kind, "bytes": size, "ms": None}
+        row |= {"calls": len(names) / steps, "busbw_gb_per_s": None}
+        if timed:
+            row["ms"] = ms = statistics.median([min(of_ranks) for of_ranks in timed])
+            ranks = max(map(len, timed))  # of the group
+            if kind in COLLECTIVES:
+                shares = ranks if kind == "all_gather" else 1
+                factor = COLLECTIVES[kind].factor(ranks)
+                row["busbw_gb_per_s"] = size * shares / ms / 1e6 * factor
+        rows.append(row)
+    return rows

@@ -57,7 +57,7 @@ class StepMoments:
     def __init__(self, write: Callable[..., None]) -> None:
         self._write, self._pid = write, os.getpid()
         self._schedstat = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-        self._step = self._samples = 0
+        self._step = 0
         self._moments: list[Moment] = []
         self._finished: list[dict[str, Any]] = []  # steps whose collectives were not read yet
         self._open: set[str] = set()  # what has begun and not ended
@@ -112,7 +112,6 @@ class StepMoments:
             self._model, self._bucket = module, None
             self._end_step()
             self.mark("forward")
-            self._samples += _batch_size(inputs)
             if not self._buckets or self._step % LAYERS_EVERY:
                 self._forward_ended()
         bucket = self._buckets.get(id(module), self._bucket)
@@ -126,8 +125,7 @@ class StepMoments:
         if not ends:
             return
         moments, self._moments = self._moments[: ends[-1] + 1], self._moments[ends[-1] :]
-        self._finished.append({"step": self._step, "samples": self._samples, "moments": moments})
-        self._samples = 0
+        self._finished.append({"step": self._step, "moments": moments})
         self._step += 1
         if self._step in BUCKETS_AT and not self._buckets:
             self._read_buckets(self._model)
@@ -172,11 +170,6 @@ class StepMoments:
                 parameter.register_post_accumulate_grad_hook(ready)  # the last of the bucket
             buckets.append(list(layers))
         self._write("layers", buckets=buckets)
-
-
-def _batch_size(inputs: tuple[Any, ...]) -> int:
-    tensors = (value for value in inputs if isinstance(value, torch.Tensor) and value.dim())
-    return next((tensor.shape[0] for tensor in tensors), 0)
 
 
 def written(step: Mapping[str, Any], collectives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def seconds(cell: Cell) -> float:
 
 
 def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
-    """Return the options with texts for lists, the absolute folder, and the script's SHA-256.
+    """Return the options with texts for lists, the absolute folder, and the script's SHA-256; as
+    `script` its name for people.
 
     Raises Refused: the script cannot be started, or an argument looks like a secret.
     """
@@ -42,6 +43,8 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
             raise Refused(f"benchmark.launcher={launcher[0]}: no such program")
         launcher = shlex.join(launcher)
     resolved = {**options, "run": shlex.join(words), "launcher": launcher, "folder": str(folder)}
+    own = [word for word in words if not re.match(r"-|(\S*/)?python[\d.]*$", word)]
+    resolved["script"] = Path(own[0] if own else words[0]).name
     if script is not None:
         resolved["sha256"] = hashlib.sha256(script.read_bytes()).hexdigest()
     return resolved

@@ -18,7 +18,7 @@ from launch.plan.order import PlannedCell
 GPUS, SETTINGS = "GPUs", "NCCL"
 MOST_SETTINGS = 3  # of NCCL's that have a column each; a preset sets many at once
 # Options that have a column of another name.
-RENAMED = (*KIND, "batch_size", "precision", "optimize")
+RENAMED = (*KIND, "batch_size", "precision", "optimize", "benchmark.sha256")
 OF_TRAINING = ("model", "strategy", "batch", "precision", "optimize")
 STATE, VALIDITY, COST, BAR = "state", "validity", "cost ms", "bar"
 STYLES = {"invalid": "red", "suspect": "yellow", "valid": "green"}  # the worst first
@@ -69,6 +69,8 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
     for name in varied:
         if name not in RENAMED and not name.startswith(NCCL):
             column = name.rpartition(".")[2]
+            if column == "run":
+                column = "script"
             columns[column] = [options.get(name, ABSENT) for options in differences]
     if has_repeats:
         columns["repeat"] = repeats

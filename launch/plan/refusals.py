@@ -138,6 +138,11 @@ REQUEST_REFUSALS = (
     ),
     Refusal(
         "profiler",
+        lambda config: config.benchmark["name"] == "script" and config.profiler["name"] != "none",
+        "a script is not traced; expected none, and torch.profiler in the script itself",
+    ),
+    Refusal(
+        "profiler",
         lambda config: config.nodes and config.profiler["name"] == "nsys",
         "works on this machine only, without nodes=; profiler=torch traces ranks on every host",
     ),

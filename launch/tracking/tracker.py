@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -35,12 +35,9 @@ from launch.tracking.mlflow_run import (
     RECORD,
     SWEEP,
     TAG_LENGTH,
-    VIEW_ID,
     Row,
     Values,
-    experiment_tags,
     milliseconds,
-    project,
 )
 from launch.tracking.store import TrackingUnavailable
 
@@ -179,6 +176,18 @@ class Tracker:
         tags |= {**new_tags, PROJECTED: COMPLETE}
         self._log(run, [*rows, *new_rows], content.params, tags)
 
+    def log_observed(self, content: Mapping[str, Any], folder: Path) -> None:
+        """Write what `observe` saw of a command as a run, with the files of its folder."""
+        name = single_line(content["command"], mlflow_run.NAME_LENGTH)
+        tags = {NOTE: "\n\n".join(content["said"])[:TAG_LENGTH]}
+        with store.writing(self._uri, self._lock):
+            run_id = self._create(name, milliseconds(content["started_at"]), tags).info.run_id
+            for metric in ("samples_per_s", "step_ms"):
+                if math.isfinite(content[metric]):
+                    self._client.log_metric(run_id, f"observed/{metric}", content[metric])
+            self._client.log_artifacts(run_id, str(folder))
+            self._client.set_terminated(run_id, "FAILED" if content["status"] else "FINISHED")
+
     def write_study(self, records: Sequence[Record], values: Values) -> None:
         """Write what rests on all records of the study: values, default parameters and the view.
 
@@ -198,7 +207,7 @@ class Tracker:
                 tags[mlflow_run.COLOR] = colors[record_id]
                 self._log(run, rows, defaults[record_id], tags)
             existing = self._client.get_experiment(self._experiment).tags
-            for name, text in experiment_tags(records).items():
+            for name, text in mlflow_run.experiment_tags(records).items():
                 if existing.get(name) != text:
                     self._client.set_experiment_tag(self._experiment, name, text)
 
@@ -338,7 +347,7 @@ def experiment_name(tracking: Tracking, study: str) -> str:
 
 def page_of(experiment: str) -> str:
     """Return the page of an experiment's runs, below the address of a server."""
-    view = f"workflowType=machine_learning&viewStateShareKey={VIEW_ID}"
+    view = f"workflowType=machine_learning&viewStateShareKey={mlflow_run.VIEW_ID}"
     return f"/#/experiments/{experiment}/runs?{view}"
 
 
@@ -557,7 +566,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     for path in paths:
         try:
             record = read(path)
-            project(record)
+            mlflow_run.project(record)
         except RecordError as error:
             unreadable.append(str(error))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Links measured alone: host_link, collectives, p2p, jacobi, exchange.
+"""Links measured alone: host_link, collectives, p2p, jacobi, exchange; collectives of scripts.
 
 A benchmark's YAML names its function here. Each fills a part of one section, and gives the
 sentences for the first screen of a study that trains nothing. A record whose table is damaged ends
@@ -266,6 +266,22 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
         Axis("bytes", "bytes", ticks=ticks, base=2),
         Axis("busbw, GB/s", "busbw_gb_per_s", base=10),
     )
+
+
+# ---- The collectives of scripts -----------------------------------------------------------------
+
+
+def script(study: Study, findings: Findings) -> Section:
+    """Return which collectives a step of each script holds."""
+    rows = []
+    for record in records_of(study, "script"):
+        rows += [row | {"cell": run_name(record)} for row in _rows_of(record, "exchanges")]
+    columns = [Column("cell", "run"), Column("kind", "collective")]
+    columns += [Column(name, name, kind="number") for name in ("calls", "bytes", "ms")]
+    columns.append(Column("busbw_gb_per_s", "busbw, GB/s", kind="number"))
+    caption = "Collectives of a step, by torch's flight recorder; the bytes of one rank."
+    tables = (Table.of("exchanges", caption, columns, rows),) if rows else ()
+    return Section("exchanges", "Collectives of a step", tables=tables)
 
 
 # ---- Copies between pairs of devices ------------------------------------------------------------

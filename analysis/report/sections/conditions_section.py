@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -131,10 +131,14 @@ def _state(record: Record) -> str:
 
 def fast_paths(study: Study, findings: Findings) -> Section | None:
     """Return which fast paths engaged of those that were asked for; None where none was."""
+    return fast_path_section([answer for record in study.usable for answer in answers(record)])
+
+
+def fast_path_section(answered: Iterable[Answer]) -> Section | None:
+    """Return a table of the answers of all runs; None where there is none."""
     rows: dict[tuple[str, ...], list[Answer]] = defaultdict(list)  # by path, request and answer
-    for record in study.usable:
-        for answer in answers(record):
-            rows[answer[:3]].append(answer)
+    for answer in answered:
+        rows[answer[:3]].append(answer)
     columns = (
         Column("path", "fast path", lambda row: row[0].path),
         Column("asked", "asked for by", lambda row: row[0].asked),

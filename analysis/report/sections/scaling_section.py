@@ -112,7 +112,7 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         Column("world_size", "how many", "point.world_size", "count", shown=False),
         Column("runs", "runs", "point.runs", "count"),
         Column("mark", "verdict", verdict),
-        Column("batch_size", "images per GPU", "point.batch_size", "count"),
+        Column("batch_size", "images per GPU", lambda row: row.point.batch_size or None, "count"),
         Column("node_efficiency", "by hosts", "point.node_efficiency", "share", True),
         Column("efficiency_at_equal_clocks", "at equal clocks", "point.at_equal_clocks", "share"),
         Column("speedup", "speed-up", "point.speedup", "ratio", True),

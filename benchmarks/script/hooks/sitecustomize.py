@@ -77,15 +77,14 @@ def attach_all(lines: str) -> None:
     """Attach every instrument."""
     for name in ATTACHED:
         path = FOLDER.parent / name
-        if path.exists():
-            try:
-                spec = importlib.util.spec_from_file_location(f"_ringside_{path.stem}", path)
-                module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-                sys.modules[module.__name__] = module
-                spec.loader.exec_module(module)  # type: ignore[union-attr]
-                module.attach(functools.partial(write, lines))
-            except Exception as error:
-                print(f"ringside: {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        try:
+            spec = importlib.util.spec_from_file_location(f"_ringside_{path.stem}", path)
+            module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            sys.modules[module.__name__] = module
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+            module.attach(functools.partial(write, lines))
+        except Exception as error:
+            print(f"ringside: {name}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def run_next() -> None:
