@@ -257,11 +257,11 @@ class Cell:
     def name(self) -> str:
         """The cell for people: `resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`."""
         parts = []
-        if self.benchmark["name"] != "throughput" and not self.runs_script:
-            parts.append(self.benchmark["name"])
         if self.runs_script:
             parts.append(self.model.name)
-        elif self.trains:
+        elif self.benchmark["name"] != "throughput":
+            parts.append(self.benchmark["name"])
+        if self.trains:
             parts += [self.model.name, self.strategy["name"]]
         parts += [self.where, *self.labels]
         for name, value in sorted(self.nccl.items()):

@@ -166,8 +166,9 @@ def _sentences(
     if seen.unjudged:
         said.append(f"No rank is judged: {seen.unjudged}.")
     elif not seen.delays:
-        is_slower = any(answer.answer == NO for answer in answers)
-        subject = "No slow rank" if is_slower else "Nothing wrong"
+        subject = "Nothing wrong"
+        if any(answer.answer == NO for answer in answers):
+            subject = "No slow rank"
         least = [f"{ms:.1f} ms to {kind}" for kind, ms in seen.least_ms.items()]
         said.append(
             f"{subject} was seen in {count(seen.steps, 'step')}. A rank that loses, in every "

@@ -17,7 +17,12 @@ from analysis.study.intervals import Estimate
 from analysis.study.study import open_study
 
 DATA = Path(__file__).parent / "data"
-UNTRAINED = {"model": {"name": "none", "builder": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}
+UNTRAINED = {
+    "model": {"name": "none", "builder": "none"},
+    "strategy": {"name": "none"},
+    "nccl": {},
+    "labels": [],
+}
 
 
 def of(number, benchmark, gpus, metrics, tables, name=""):

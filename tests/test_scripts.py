@@ -107,6 +107,12 @@ def test_a_script_that_cannot_be_started_is_refused(hydra, folder, asked, senten
     assert sentence in str(refused.value) and "hunter2" not in str(refused.value)
 
 
+def test_a_trace_of_a_script_is_refused(folder):
+    asked = ["device=cpu", "benchmark=script", "benchmark.run=steps.py", "profiler=torch"]
+    done = subprocess.run([sys.executable, str(ROOT / "launch.py"), *asked], capture_output=True)
+    assert done.returncode == 2 and b"profiler=torch: a script is not traced" in done.stderr
+
+
 def test_text_and_list_are_one_command_and_an_edited_script_is_another(hydra, folder):
     asked = f"benchmark.run={sys.executable} steps.py --lr=0.1 'a b'"
     text = cell_of(asked)
@@ -145,6 +151,9 @@ def test_a_script_has_a_record_that_can_be_computed_again(swept, capsys):
     assert metrics["throughput/images"] == 16 * metrics["step/iterations"]
     assert 0 < metrics["throughput/images_per_second"] < 16 / 0.005
     assert without_entry([record]) == set() and "slow_rank" in record.validity.unchecked
+    assert record.cell.name.startswith("steps.py · gpus 0,1 · run=steps.py")
+    for exchange in record.tables["exchanges"]["rows"]:  # none where it ends before they are read
+        assert (exchange["kind"], exchange["bytes"]) == ("all_reduce", 4 * (8 * 8 + 8))
     assert [rank["device"] for rank in record.ranks] == ["cpu", "cpu"]
     assert record.ranks[0]["script"] == "steps.py" and len(record.cell.benchmark["sha256"]) == 64
     assert analysis(["verify", str(study)]) == 0, capsys.readouterr().out

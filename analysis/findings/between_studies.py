@@ -201,6 +201,8 @@ def _names(cells: Iterable[CellId]) -> dict[CellId, str]:
                 words.append(benchmark)
             if trains:
                 words += [request["model.name"], request["strategy.name"]]
+            elif request["model.name"] != "none":  # a script's
+                words[0] = request["model.name"]
             for name in sorted(varied):
                 follows = name.startswith("model.") and "model.name" in varied
                 is_shown = name in request and name not in ALWAYS and not follows

@@ -52,8 +52,7 @@ class Diagnosis:
     spread_ms: tuple[float, float] = (math.nan, math.nan)  # nine of ten steps lie between
     samples_per_s: float = math.nan
     delays: tuple[Delay, ...] = ()
-    least_ms: Mapping[str, float] = field(default_factory=dict)  # a delay of such size in every
-    # step would have been named
+    least_ms: dict[str, float] = field(default_factory=dict)  # by kind; it would have been named
     layers: tuple[tuple[str, ...], ...] = ()  # of each bucket
     unjudged: str = ""  # why no rank is judged
 

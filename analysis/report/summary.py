@@ -497,7 +497,7 @@ def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
         records = study.records_of(main.point.record_ids)
         if any(len(gpus_of(record.environment)) != 1 for record in records):
             offers.append(("measure scaling", "gpus=scale"))
-    elif main is not None and not findings.waterfalls:
+    elif main is not None and study.trains and not findings.waterfalls:
         aim = "break down the loss"
         if main.point.efficiency is None:
             aim = "measure the efficiency and break down the loss"

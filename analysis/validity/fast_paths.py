@@ -21,8 +21,7 @@ HALF = {"fp16": "float16", "bf16": "bfloat16"}
 MOSTLY = 0.9  # share of bytes
 REPEATED = 1.5  # gradients reduced in one update, from which on accumulation saved nothing
 # Where nothing was compiled.
-DEFAULTS: dict[str, Any] = {"compiled": False, "graphs": 0, "graphs_skipped": 0, "replays": 0,
-                            "comm_hook": ""}  # fmt: skip
+DEFAULTS = dict[str, Any](compiled=False, graphs=0, graphs_skipped=0, replays=0, comm_hook="")
 Facts = Mapping[str, Any]  # of a rank, with DEFAULTS and the number of `ranks`; or record.effective
 Proof = tuple[bool | None, str]
 
