@@ -1,8 +1,8 @@
-"""Read a file of another tool or a study's records, and print a table (--json: a JSON object).
+"""Read a study's records or a file of another tool, and print a table (or --json).
 
 A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1
 something ran and failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or
-wrong request (one line on stderr), 130 Ctrl-C.
+wrong request (one line on stderr), 3 inconclusive (`compare`), 130 Ctrl-C.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def _listed() -> str:
         lines.append(f"\n{title}")
         for command in commands:
             lines.append(f"  {command.name:<11} {command.help}")
-            lines.append(f"  {'':<11}   python -m analysis {command.name} {command.example}")
+            lines.append(f"  {'':<11} python -m analysis {command.name} {command.example}")
     return "\n".join(lines)
 
 

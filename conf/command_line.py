@@ -114,18 +114,22 @@ def read(arguments: Sequence[str]) -> CommandLine:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--shell-completion", "-sc", action="store_true")
     options, overrides = parser.parse_known_args(arguments)
+    given: dict[str, str] = {}
     for number, argument in enumerate(overrides):
+        name, equals, value = argument.partition("=")
+        first = given.setdefault(name, value)
+        if equals and first != value:
+            if name in (GPUS.option, NODES.option):  # a comma joins the members of a set
+                first, value = first.replace(",", "+"), value.replace(",", "+")
+            raise Refused(f"{name} is given twice; a sweep over both is {name}={first},{value}")
         if argument.startswith("-"):
-            name, equals, value = argument.partition("=")
             if not equals and number + 1 < len(overrides):
                 value = overrides[number + 1]
             without_dashes = name.strip("-").replace("-", "_")
             meant = others_word(name, value) or others_word(without_dashes, value)
             rule = f"write options without dashes, as in gpus=0,1; {DASHED}"
             raise Refused(f"{argument}: {meant or rule}")
-    folder = None
-    if options.config_dir is not None:
-        folder = Path(options.config_dir).absolute()
+    folder = Path(options.config_dir).absolute() if options.config_dir is not None else None
     return CommandLine(
         overrides=overrides,
         multirun=options.multirun,
@@ -186,9 +190,7 @@ def normalise(overrides: Sequence[str]) -> list[str]:
         elif selection:
             text = f"{selection[1]}'{selection[2]}'"
         elif path:
-            quote = "'"
-            if quote in path[2]:
-                quote = '"'
+            quote = '"' if "'" in path[2] else "'"
             text = f"{path[1]}{quote}{path[2]}{quote}"
         elif command:
             value = command[2].replace("'", "\\'")

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_origin
 
@@ -99,7 +100,8 @@ def _sections(topic: str) -> list[str]:
     text = config["hydra"]["help"]
     lines = ["Groups (group=choice)"]
     for group in GROUPS:
-        lines.append(f"  {group}: {', '.join(groups.choices(group))}")
+        choices = f"{group}: {', '.join(groups.choices(group))}"
+        lines += textwrap.wrap(choices, 78, initial_indent="  ", subsequent_indent="    ")
     sections = [text["header"].rstrip(), "\n".join(lines), *text["footer"].rstrip().split("\n\n")]
     return [section for section in sections if section.startswith(SECTIONS.get(topic, ("",)))]
 

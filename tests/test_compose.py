@@ -19,7 +19,6 @@ COMMANDS = (
     "gpus=0,3 seed=1 global_batch_size=8",
     "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.other.NCCL_WIN_ENABLE=1 repeats=3",
     "-m optimizer.momentum=0,0.5 optimizer.beta1=0.5 optimizer.name=sgd,adamw",
-    "-m seed=1,2 seed=3",
     "-m model=glob(resnet1*) seed=range(0,2)",
     "-m +data.options={a:1},{a:2} seed=1,2",
     "full=True +experiment=mxnet_bandwidth strategy=kvstore_local optimizer.momentum=0",

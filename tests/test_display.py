@@ -141,7 +141,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     assert doubts(judged) == [
         ("✗ 3 runs: 1 invalid, 1 suspect, 1 valid", "red"),
         (f"  invalid: {named}: wrong_gpu: another GPU", "red"),
-        ("  noisy: the interval is wide: ±9% (2 runs)", "yellow"),
+        ("  noisy: the interval is wide: ±9% (and 1 more run)", "yellow"),
         ("  not checked: throttled and foreign_load (the GPUs were not sampled)", "dim"),
     ]
     assert [verdict(one) for one in judged[:3]] == [
@@ -150,7 +150,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     several = Validity("suspect", dict.fromkeys("abcde", "a reason"))
     (headline, *lines) = doubts([dataclasses.replace(first, validity=several)] * 3)
     assert headline == ("✗ NOT RELIABLE: all 3 runs suspect", "yellow")
-    assert lines == [(f"  {code}: a reason (3 runs)", "yellow") for code in "abcde"]
+    assert lines == [(f"  {code}: a reason (and 2 more runs)", "yellow") for code in "abcde"]
     assert doubts(records("settings"))[0] == ("✓ all 8 runs valid", "green")
 
 
@@ -182,23 +182,24 @@ def test_a_sweep_ends_with_a_line_for_each_configuration(width):
 
 def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once():
     measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
-    noisy = Validity("suspect", {"noisy": "step time varies: ±9 %"})
     wrong = Validity("invalid", {"gradient_not_mean": "relative error 1"})
     for index, record in enumerate(measured):
         repeat, strategy = record.cell.repeat, record.cell.strategy["name"]
         if strategy == "cpu_staged" or (strategy == "none" and repeat == 2):
-            measured[index] = dataclasses.replace(record, validity=noisy)
+            noisy = {"noisy": f"step time varies: ±{repeat} %"}
+            measured[index] = dataclasses.replace(record, validity=Validity("suspect", noisy))
         if strategy == "kvstore_device" and repeat == 1 and not record.drift:
             measured[index] = dataclasses.replace(record, validity=wrong)
             named = record.name
-    lines = closing(measured, 100, ["Not reliable. It is noisy.", "The answer."])
+    said = ["Not reliable. Step time varies: ±2 %.", "The answer."]  # the number of repeat 2
+    lines = closing(measured, 100, said)
     by_name = {line.split()[0]: line for line in lines if line}
     assert "~9,200" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
     assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
     assert "2 to 3 runs each" in lines[1]
     assert "✗ 25 runs: 1 invalid, 4 suspect, 20 valid" in lines
     assert f"  invalid: {named}: gradient_not_mean: relative error 1" in lines
-    assert "  noisy: step time varies: ±9 % (4 runs)" in lines
+    assert "  noisy: step time varies: ±2 % (and 3 more runs)" in lines
     assert "The answer." in lines and not any("Not reliable" in line for line in lines)
 
 
@@ -251,7 +252,7 @@ def test_many_cells_scroll_while_running_and_all_that_ran_stay_at_the_end():
         screen.progress(25, watch("warm-up", 4))
         lines = drawn(screen)
         assert len(lines) <= 22 and any("▸ warming up" in line for line in lines)
-        assert lines[-2].endswith("rows 17–34")
+        assert lines[-2].endswith("rows 18–34")
     lines = drawn(screen)
     assert sum("finished" in line and "9,360" in line for line in lines) == 25
     assert not any("waiting" in line for line in lines) and "16 not started" in lines[-1]
@@ -265,6 +266,7 @@ def test_what_tells_cells_apart_has_a_column():
     lines = drawn(screen)
     start = lines[0].index("repeat")
     assert [line[start : start + 6].strip() for line in lines[1:4]] == ["0", "1", "drift"]
+    assert "drift: the first run once more at the end, to show what changed" in lines
     strategies = [{**first.cell.strategy, "bucket_cap_mb": size} for size in (1, 25)]
     cells = [PlannedCell(changed_cell(first.cell, strategy=strategy)) for strategy in strategies]
     with Screen(cells, [], console(100)) as screen:

@@ -83,6 +83,10 @@ def test_what_was_not_compared_is_not_called_healthy(tmp_path):
     single = verdict_of(tmp_path / "once", eight_runs(rates={(3,): 4000}, repeats=1))
     once = "(not judged: each ran once, and repeats=2 is needed)"
     assert single == ([], f"Not judged: 4 GPUs alone {once}, 2 subsets of 2 {once}.")
+    suspect = {gpus: {"validity": HOT} for gpus in RATES}
+    doubted, said = verdict_of(tmp_path / "suspect", eight_runs(suspect))
+    assert doubted == ["NOT JUDGED: every run is suspect, so no device can be called healthy."]
+    assert said.startswith("Compared: 4 GPUs alone")
     of_one = [each for each in eight_runs() if each["cell"]["gpus"] == [0]]
     said = verdict_of(tmp_path / "one", of_one)
     assert said == ([], "Not judged: 1 GPU alone (no other to compare with).")

@@ -95,6 +95,8 @@ WORDS = {
     "bs=3": "write batch_size=3",
     "resnet50": "write model=resnet50",
     "-m repeats=3,5": "repeats takes one value; run 2 sweeps",
+    "strategy=none strategy=fsdp": "strategy is given twice; a sweep over both is strategy=none,fsdp",
+    "gpus=0,1 gpus=0,2": "a sweep over both is gpus=0+1,0+2",
     "nothing_like_it=1": "unknown option",
 }
 

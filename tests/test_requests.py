@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -141,12 +142,12 @@ def test_help_reads_well_and_every_example_of_it_is_a_right_request(launch, plan
     assert out.startswith("Ringside measures")
     listed = out.split("Groups")[1].split("Options (")[0]
     for group, choices in CHOICES.items():
-        assert f"{group}: {', '.join(choices)}" in listed
+        assert f"{group}: {', '.join(choices)}" in " ".join(listed.split())
     assert "ringside" not in listed and "schema" not in listed
-    ours = out.replace(listed, "")  # that list is Hydra's, and grows with every choice
-    assert max(map(len, ours.splitlines())) <= 130
+    assert max(map(len, out.splitlines())) <= 80
     assert "Exit status" in out
-    lines = [line.strip() for line in out.split("Examples")[1].splitlines()]
+    examples = re.sub(r" \\\n\s+", " ", out.split("Examples")[1])
+    lines = [line.strip() for line in examples.splitlines()]
     examples = [line for line in lines if line.startswith("python launch.py")]
     assert len(examples) == 11
     assert examples[1].startswith("python launch.py -m gpus=0,3 nccl.p2p_level=LOC")

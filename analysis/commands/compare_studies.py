@@ -2,7 +2,7 @@
 
 Its first word is PASS, FAIL or INCONCLUSIVE. Exit status: 0 no regression, 1 a regression, 2 wrong
 input, 3 inconclusive (with --limit: a slowdown that large could not have been seen everywhere).
-Without --limit nothing is 3; there --strict gives 2 where no cell can be told.
+Without --limit an inconclusive comparison is 0, with --strict 3.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "shown a slowdown of this size"
     )
     add("--limit", metavar="SHARE", help=limit)
-    add("--strict", action="store_true", help="without --limit: exit status 2 if inconclusive")
+    add("--strict", action="store_true", help="exit status 3 if inconclusive, without --limit too")
     add("--github", action="store_true", help="print Markdown for a job summary or a comment")
     add("--junit", metavar="FILE", type=Path, help="write the outcomes as JUnit XML too")
 
@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         _print(sides, result, limit, arguments.github)
     if arguments.junit:
         _write_junit(arguments.junit, result, limit)
-    if outcome == INCONCLUSIVE and not limit:
-        return 2 if arguments.strict else 0
+    if outcome == INCONCLUSIVE and not limit and not arguments.strict:
+        return 0
     return STATUS[outcome]
 
 
@@ -156,9 +156,7 @@ def _as_json(
 
 
 def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
-    change = None
-    if cell.change is not None:
-        change = asdict(cell.change)
+    change = asdict(cell.change) if cell.change is not None else None
     numbers = []
     for side in (cell.first, cell.second):
         values = {}

@@ -12,14 +12,17 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from analysis.console import console, print_text
-from analysis.prediction.calibration_data import CalibrationData, calibrate
+from analysis.findings.scaling import curves
+from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
 from analysis.prediction.candidates import (
     Candidate,
     ForecastRequest,
@@ -293,11 +296,13 @@ def _print_forecasts(
             refused[candidate] = str(error)
     if not predictions:
         raise ValueError(f"no forecast of {devices_of(several[0].query)}: {refused[several[0]]}")
+    doubts = measured_doubts(study, calibration, [candidate.query for candidate in predictions])
     if arguments.json:
         answers = [_forecast_json(each, predictions.get(each), refused) for each in several]
         of_first = len(scores[way_of(calibration, several[0].query)])
         calibrated = {"cells": len(calibration.cells), "held_out": of_first}
         facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
+        facts["doubts"] = doubts
         print(json.dumps({**facts, "forecasts": answers}))
         return
     notes = [_no_better(errors_of(results)) for results in held.values()]
@@ -307,10 +312,45 @@ def _print_forecasts(
         if len(subset.members) == 1:
             gpu = subset.members[0]
             notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
+    for line in doubts:
+        print_text(f"[bold yellow]{escape(line)}[/bold yellow]")
     print_text(escape(machine))
     _print_answer(predictions, notes, arguments.details)
     unknown = max(predictions, key=lambda each: predictions[each].basis == ASSUMED_NETWORK)
     print_command(unknown, machine_gpus(study, calibration.machine), Path(arguments.study[0]))
+
+
+def measured_doubts(
+    study: Study, calibration: CalibrationData, queries: Iterable[CellQuery]
+) -> list[str]:
+    """Return a sentence for each model and strategy of queries whose largest measured cell is
+    suspect, or has another efficiency than its own forecast.
+    """
+    shares: dict[tuple[str, ...], Estimate | None] = {}
+    for curve in curves(study).curves:
+        shares |= {point.record_ids: point.efficiency for point in curve.points}
+    asked = dict.fromkeys((query.workload, query.strategy) for query in queries)
+    largest: dict[object, MeasuredCell] = {}
+    for cell in sorted(calibration.timed, key=lambda cell: -cell.ranks):
+        largest.setdefault((cell.query.workload, cell.query.strategy), cell)
+    lines = []
+    for measured in filter(None, map(largest.get, asked)):
+        query, share = measured.query, shares.get(measured.record_ids)
+        where = f"{query.workload} · {query.strategy} · batch {query.batch_size}"
+        what = f"{where} on {devices_of(query)}: the measured "
+        what += f"efficiency of {number(float(share.value), 'share')}" if share else "rate"
+        if not measured.valid:
+            records = study.records_of(measured.record_ids)
+            codes = dict.fromkeys(chain(*(record.validity.against for record in records)))
+            doubt = f"is suspect ({', '.join(codes)}): these forecasts cannot be checked against it"
+            lines.append(f"Not reliable: {what} {doubt}.")
+        elif share is not None:
+            with suppress(ValueError):  # not every measured cell has a forecast
+                own = forecast(calibration, query).efficiency
+                low, high = share.low or share.value, share.high or share.value
+                if not low - LEAST_ERROR <= own <= high + LEAST_ERROR:
+                    lines.append(f"{what} contradicts its own forecast, {number(own, 'share')}.")
+    return lines
 
 
 def _print_answer(

@@ -60,9 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             last.differences += differences
     for study, result in results.items():
         if not result.records:
-            wrong = "no such folder"
-            if Path(study).exists():
-                wrong = "holds no record"
+            wrong = "holds no record" if Path(study).exists() else "no such folder"
             raise UnreadableInput(
                 f"{study}: {wrong}; expected the folder of a study (<output_dir>/<study>), or a "
                 "bundle"
@@ -81,10 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
                 packed = f"packed: {saved_bytes[study] / 1e3:,.0f} kB less"
             elif arguments.pack:
                 packed = "nothing was packed, because the study is not right"
-            label = ""
-            if len(results) > 1:
-                label = study
-            _print(label, result, packed)
+            _print(study if len(results) > 1 else "", result, packed)
     return 0 if all(result.right for result in results.values()) else 1
 
 
@@ -151,6 +146,7 @@ def _print(study: str, result: Verification, packed: str) -> None:
     if damaged:
         summary += f"; {count(damaged, 'record')} damaged"
     if reasons:
-        summary += f"; {count(reasons.total(), 'record')} not recomputed, for the reason above"
+        unchecked = count(reasons.total(), "record")
+        summary += f"; {unchecked} could not be checked against samples (see above)"
     for line in [*lines, summary]:
         out.print(escape(line), soft_wrap=True)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from analysis.findings.links import transport_of
 from analysis.study.intervals import LEVEL, quantile
 from analysis.study.names import gpu_ids, gpu_list, unit
-from analysis.study.noise_floor import CLOCK
+from analysis.study.noise_floor import CLOCK, is_suspect
 from analysis.study.provenance import CONNECTIONS
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs, between_runs, merged_by
@@ -24,7 +24,8 @@ SLOWER_CLOCK = 0.99  # of the others' clock, below which a clock is named
 
 def health(study: Study, limit: float) -> tuple[list[str], str]:
     """Return a sentence for each device that is slower than the others by more than `limit`, a
-    share, and by more than equal runs differ, the slowest first; and what was compared.
+    share, and by more than equal runs differ, the slowest first; and what was compared. Where all
+    runs are suspect and none is slower, the only sentence says that nothing was judged.
     """
     groups = merged_by(
         study.timed,
@@ -63,6 +64,8 @@ def health(study: Study, limit: float) -> tuple[list[str], str]:
     for runs in sorted(losses, key=losses.__getitem__, reverse=True):
         below = f"{100 * losses[runs]:.1f} % below the median of the others"
         slow.append(f"SLOW: {gpu_list(runs.gpus)}, {below}: {reasons[runs]}.")
+    if not slow and verdict != "Not judged" and all(map(is_suspect, study.usable)):
+        slow.append("NOT JUDGED: every run is suspect, so no device can be called healthy.")
     if slow:
         verdict = "Compared"
     return slow, f"{verdict}: {', '.join(compared)}."

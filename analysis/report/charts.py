@@ -135,17 +135,13 @@ def _curve_height(height_in: float) -> float:
 
 
 def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple[float, float]:
-    """Return the limits of an axis: every value, intervals cut at 1.5 × the range of the values."""
-    centres, ends = list(values), []
+    """Return the limits of an axis, which hold every value and every interval."""
+    ends = list(values)
     for estimate in estimates:
-        centres.append(estimate.value)
-        for end in (estimate.low, estimate.high):
+        for end in (estimate.value, estimate.low, estimate.high):
             if end is not None:
                 ends.append(end)
-    least, most = min(centres), max(centres)
-    room = 1.5 * max(most - least, 0.05 * max(abs(least), abs(most)))
-    low = max(min([least, *ends]), least - room)
-    high = min(max([most, *ends]), most + room)
+    low, high = min(ends), max(ends)
     margin = 0.05 * (high - low) or 1.0
     return low - margin, high + margin
 
@@ -365,8 +361,6 @@ def waterfall_figure(
             annotation_clip=False, fontsize=TEXT_PT,
         )  # fmt: skip
     axes.set_xlim(*window(reached, [start]))
-    for text in axes.texts:
-        text.xy = (min(text.xy[0], axes.get_xlim()[1]), text.xy[1])  # an interval may be cut
     length = max(18, for_width(WATERFALL_LENGTH) - 6)
     names = [fill(single_line(step.name, WATERFALL_LENGTH), length) for step in steps]
     axes.set_yticks(range(len(steps)), names)

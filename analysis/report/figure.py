@@ -159,8 +159,15 @@ def for_screen_and_phone(drawn: Figure) -> Figure:
     """Return a figure with drawings for the page: as wide as a screen, and as a phone."""
     canvas, svgs = drawn.figure, []
     before, height = canvas.get_size_inches()
+    legend = canvas.axes[0].get_legend()
     for width in (SCREEN_IN, WIDTHS_IN["single"], before):
         canvas.set_size_inches(width, height)
+        if legend:  # on a phone below: beside it little would be left
+            below = width == WIDTHS_IN["single"]
+            legend.set_loc("upper left" if below else "center left")
+            legend.set_bbox_to_anchor((0.0, -0.25) if below else (1.0, 0.5))
+            lines = below * (1 + len(legend.get_texts()))
+            canvas.set_size_inches(width, height + 0.17 * lines)
         canvas.set_layout_engine("constrained")
         canvas.get_layout_engine().execute(canvas)
         canvas.set_layout_engine(None)

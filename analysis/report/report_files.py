@@ -142,7 +142,8 @@ def write(content: Report, folder: Path) -> Path:
     files |= {"methods.tex": content.methods.encode(), "ringside.bib": BIBTEX.encode()}
     for table in content.tables:
         files[f"tables/{table.name}.csv"] = table.to_csv().encode()
-        files[f"tables/{table.name}.tex"] = table.to_latex().encode()
+        if table.for_people.rows:
+            files[f"tables/{table.name}.tex"] = table.to_latex().encode()
     for figure in content.figures:
         files[f"figures/{figure.name}.svg"] = figure.svg.encode()
         if figure.pdf:

@@ -38,6 +38,7 @@ from analysis.study.names import (
     spoken,
     unit_of,
 )
+from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named
 from analysis.study.study import Study
@@ -82,6 +83,10 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
         return list(map(words_of(study), filter(None, lines[:SENTENCES])))
     ranking = ranking_of(study, findings, main.point)
     settings, order = settings_sentences(findings, main), ranked(study, ranking)
+    network, lost = between_hosts(study, main.point), loss(study, findings, main)
+    if main.point.suspect:  # nothing stands as a fact
+        settings = [f"In these runs {line}" for line in settings]
+        network = lost = ""
     own = [answer(study, main), definition(main.point)]
     answers = [*settings, *order, *own]
     if ranking is not None and ranking.fastest:
@@ -93,7 +98,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     answers = [
         doubt(study, main.point),
         answers[0],
-        between_hosts(study, main.point),
+        network,
         *answers[1:],
         other_models(study, findings, main),
     ]
@@ -102,7 +107,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     by_weight = [*answers[:2], subject]
     if following != COMPARE:
         by_weight.append(following)
-    explained = [loss(study, findings, main), unknown_variation(study, main.point)]
+    explained = [lost, unknown_variation(study, main.point)]
     by_weight += [*answers[2:3], *explained, *answers[3:], following]
     kept = list(filter(None, dict.fromkeys(by_weight)))[:SENTENCES]
     in_order = dict.fromkeys([*answers, subject, *explained, following])
@@ -162,12 +167,14 @@ def measured(study: Study) -> str:
             ways.append(f"with {_several(exchanging, 'strategy', 'strategies')}")
         if len(exchanging) < len(records):
             ways.append("without any exchange")
-        verb = "were"
-        if len(_names(records, "model")) == 1:
-            verb = "was"
+        verb = "was" if len(_names(records, "model")) == 1 else "were"
         if not is_done:
             verb += " to be"
         subject = f"{models} {verb} trained {' and '.join(ways)}"
+        pairs = {(named(record, "model"), named(record, "strategy")) for record in records}
+        if len(pairs) < len(_names(records, "model")) * len(_names(records, "strategy")):
+            each = [single_line(" with ".join(pair), 160) for pair in sorted(pairs)]
+            subject = f"{join_words(each, MOST_NAMES)} {verb} trained"
         subject += f" on {_devices(study, records)}"
         batches = set(map(batch_of, records))
         if len(batches) == 1:
@@ -181,9 +188,7 @@ def measured(study: Study) -> str:
         subject = f"The benchmarks {subject}"
     if models:
         subject += f" ({models})"
-    verb = "failed"
-    if is_done:
-        verb = "ran"
+    verb = "ran" if is_done else "failed"
     return f"{subject} {verb} on {_devices(study, records)}."
 
 
@@ -209,11 +214,8 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
     for record in records:
         sizes.add(record.cell.world_size)
         host_sets.add(frozenset(record.cell.every_host))
-    units, preposition = "GPUs", "on"
-    if sizes == {1}:
-        units = "GPU"
-    if unit_of(study) == "GPUs":
-        preposition = "of"
+    units = "GPU" if sizes == {1} else "GPUs"
+    preposition = "of" if unit_of(study) == "GPUs" else "on"
     machines = []
     for record in records:
         hosts = frozenset(record.cell.every_host)
@@ -245,18 +247,22 @@ def answer(study: Study, main: CurvePoint) -> str:
         devices += f" ({gpu_ids(point.gpus)})"
     line = f"{devices} train{'s' * (point.world_size == 1)} {single_line(subject, 120)}"
     rate, ends = texts(point.rate, "rate")
+    if point.suspect:
+        rate = f"about {float(f'{point.rate.value:.2g}'):,.0f}"  # no digits that nobody knows
     line += f" at {rate} images/s"
     if ends:
         line += f" ({ends})"
     if point.efficiency is None:
         return f"{line}."
+    if point.suspect:
+        return f"{line}, an efficiency of about {100 * point.efficiency.value:.0f}{THIN}%."
     share = replace(point.efficiency, value=float(point.efficiency.value))
     return f"{line}, an efficiency of {estimate(share, 'share')}."
 
 
 def definition(point: Point) -> str:
-    """Return what the efficiency of a point is: `95.0 % = 190 ÷ (2 × 100), …`; empty without."""
-    if point.efficiency is None or point.baseline is None:
+    """Return what the efficiency of a point is: `95.0 % = 190 ÷ (2 × 100), …`; else empty."""
+    if point.efficiency is None or point.baseline is None or point.suspect:
         return ""
     alone = central(point.baseline, "rate")
     line = f"Efficiency {number(float(point.efficiency.value), 'share')} = "
@@ -280,7 +286,7 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
     points.sort(key=lambda each: len(each.point.key.items() ^ main.point.key.items()))
     rates: dict[str, str] = {}
     for _, point in points:
-        if point.gpus == main.point.gpus:
+        if point.gpus == main.point.gpus and not point.suspect:
             rates.setdefault(point.key["model.name"], central(point.rate, "rate"))
     rates.pop(main.point.key["model.name"], None)
     if not rates:
@@ -295,7 +301,12 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         return []
     names = names_of(study, [each.runs for each in ranking.configurations])
     words = {runs: single_line(spoken(name), 80) for runs, name in names.items()}
-    devices = count(ranking.configurations[0].runs.cell.world_size, "GPU")
+    of_first = ranking.configurations[0].runs
+    devices = count(of_first.cell.world_size, "GPU")
+    if of_first.cell.trains and len(_names(study.usable, "model")) > 1:
+        devices += f" ({single_line(of_first.cell.model.name, 80)})"
+    if all(all(map(is_suspect, each.runs.records)) for each in ranking.configurations):
+        return [f"Which is fastest on {devices} cannot be told: every run is suspect."]
     first = ranking.fastest
     if first is None:
         highest, second, *_ = ranking.configurations
@@ -341,9 +352,7 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
     for effect in changing[:MOST_EFFECTS]:
         compared, change = effect.compared, effect.compared.difference.value
-        word = "faster"
-        if change < 0:
-            word = "slower"
+        word = "slower" if change < 0 else "faster"
         line = single_line(effect.setting, 60)
         if not compared.verdict:
             line += f" was {number(abs(change), 'share')} {word} than NCCL's default in single runs"
@@ -410,9 +419,7 @@ def between_hosts(study: Study, point: Point) -> str:
     if wires.gb_per_s:
         text += f" at {number(wires.gb_per_s)} GB/s"
     if wires.share is not None and wires.share <= WIRE_MEASURED:
-        verb = "does not limit"
-        if wires.share >= WIRE_LIMITS:
-            verb = "limits"
+        verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
         share = number(min(1.0, wires.share), "share")
         text += f", and this network {verb} it ({share} of what it carries is used)"
     start = "A"

@@ -27,6 +27,7 @@ from analysis.validity.checks import CHECKS
 from benchmarks.record import Record, read_study
 from conf.cell import counted
 from launch.display.columns import (
+    ABOUT_DRIFT,
     BAR,
     COST,
     GPUS,
@@ -78,7 +79,7 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
             rest.append(entry)
         console.print(f"{index + 1:4d}  {entry.name}{mark}", markup=False)
     if planned.cells and planned.cells[-1].drift:
-        console.print("note: drift: the first run once more at the end, to show what changed")
+        console.print(f"note: {ABOUT_DRIFT}")
     about = f"{count(len(done), 'run')} done before{provided}"
     if rest or not done:
         time = worded(rest, records)
@@ -103,7 +104,7 @@ def print_summary(
     everything is.
     """
     print_configurations(console, shown, runs)
-    for line, style in doubts(runs):
+    for line, style in doubts(runs, " ".join(finding)):
         _print_indented(console, line, style)
     for record in runs:
         failure = record.failure
@@ -122,6 +123,8 @@ def print_summary(
     console.print()
     finished = [record for record in runs if record.state == "finished"]
     is_doubtful = bool(finished) and all(record.validity.against for record in finished)
+    if finding and len(shown.records) > len(runs):
+        _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
         if not line.startswith(DOUBTFUL):  # `doubts` said it
             _print_indented(console, line.replace(THIN, " "), "dim" if is_doubtful else "")
@@ -253,10 +256,8 @@ def exit_status(
 
 def locked_cells_note(locked: int) -> str:
     """Return the sentence for cells that other launchers measure."""
-    are = "are"
-    if locked == 1:
-        are = "is"
-    runs = f"{count(locked, 'run')} of this sweep {are} measured by other launchers"
+    runs = count(locked, "run of this sweep is", "runs of this sweep are")
+    runs += " measured by other launchers"
     return f"{runs}, and wait=false does not wait for them (exit status {MEASURED_ELSEWHERE})"
 
 
@@ -273,9 +274,9 @@ def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
     return lines
 
 
-def doubts(records: Sequence[Record]) -> list[tuple[str, str]]:
+def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]]:
     """Return (sentence, style): how many runs are valid, why each invalid one is not, and what
-    made others suspect; the last names checks that could not run.
+    made others suspect, as `finding` has it; the last names checks that could not run.
     """
     finished = [record for record in records if record.state == "finished"]
     verdicts = Counter(record.validity.verdict for record in finished)
@@ -303,8 +304,9 @@ def doubts(records: Sequence[Record]) -> list[tuple[str, str]]:
         style = next(style for verdict, style in STYLES.items() if verdicts[verdict])
         lines.append((f"{mark} {reliable}{text}", style))
     for (style, name), texts in sorted(reasons.items())[:MOST_REASONS]:
-        more = f" ({len(texts)} runs)" if len(texts) > 1 else ""
-        lines.append((f"  {name}: {texts[0]}{more}", style))
+        more = f" (and {count(len(texts) - 1, 'more run')})" if len(texts) > 1 else ""
+        text = next((text for text in texts if text[1:] in finding), texts[0])
+        lines.append((f"  {name}: {text}{more}", style))
     if len(reasons) > MOST_REASONS:
         lines.append((f"  … and {len(reasons) - MOST_REASONS} more (the report has all)", ""))
     if unchecked:

@@ -31,6 +31,7 @@ STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep th
 LEAST_VERDICT = 24  # of a verdict with its first code, before other columns are left out
 LEAST_WIDTH = 5  # of columns of words, which are cut
 GAP = 2  # between columns
+ABOUT_DRIFT = "drift: the first run once more at the end, to show what changed"
 
 
 def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[str]]]:

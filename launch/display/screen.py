@@ -28,6 +28,7 @@ from benchmarks.record import Record
 from benchmarks.record.safe_text import forgive
 from conf.cell import counted
 from launch.display.columns import (
+    ABOUT_DRIFT,
     COST,
     GPUS,
     STATE,
@@ -292,7 +293,8 @@ class Screen:
             status += f", about {duration(left_s)} left"
         margins = cell_numbers.about_margins(self._values)
         reference = cell_numbers.about_columns(columns)
-        return list(filter(None, (margins, reference, status)))
+        drift = ABOUT_DRIFT if any(planned.drift for planned in self.cells) else ""
+        return list(filter(None, (margins, reference, drift, status)))
 
     def _unsettled(self) -> list[int]:
         return [row for row, state in enumerate(self.states) if state not in SETTLED]

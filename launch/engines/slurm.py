@@ -145,7 +145,8 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
     folder = _own_folder(configs[0].output_dir)
     python = engine.python or sys.executable
     program = str(Path(engine.folder or ROOT) / "launch.py")
-    command = [python, program, *typed, "engine.submit=false"]
+    options = [text for text in typed if not text.startswith("engine.submit=")]
+    command = [python, program, *options, "engine.submit=false"]
     try:
         executor = submitit.SlurmExecutor(folder, python=f"exec {shlex.quote(python)}")
         executor.update_parameters(**parameters)

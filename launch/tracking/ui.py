@@ -24,6 +24,7 @@ from launch.tracking.store import TrackingUnavailable
 from launch.tracking.tracker import experiment_name, page_of
 
 START_S = 120.0  # for the server to answer; it takes 5 on an idle machine
+WAITS = "MLflow's server starts (seconds; up to two minutes on a busy machine); its address follows"
 VARIABLES = {"MLFLOW_HOST": "127.0.0.1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 POLL_S = 0.2
 
@@ -55,6 +56,7 @@ def show(folder: Path, tracking: Tracking) -> int:
     sync = f"python -m launch sync {shlex.quote(str(study))}"
     if file is not None and not file.exists():
         raise ValueError(f"{file}: no run was written to MLflow yet; to write them: {sync}")
+    print(WAITS, file=sys.stderr, flush=True)
     with store.tracking_errors(uri):
         client = store.connect(uri, study.parent / store.ARTIFACTS)
         experiment = client.get_experiment_by_name(experiment_name(tracking, study.name))
