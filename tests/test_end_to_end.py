@@ -340,7 +340,7 @@ def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path, 
         if any(word in text for word in ("gpus=classes", "peer", "graph", "optimize=")):
             arguments.append(f"topology={ROOT}/tests/data/topo_dgx1_v100.txt")
         if "precision=" in text:
-            arguments.append("precision=auto")
+            arguments = [word for word in arguments if not word.startswith("precision=")]
     if "engine=env" in text:
         for name, value in {"NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "node0"}.items():
             monkeypatch.setenv(name, value)
