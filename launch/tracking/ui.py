@@ -24,7 +24,7 @@ from launch.tracking.store import TrackingUnavailable
 from launch.tracking.tracker import experiment_name, page_of
 
 START_S = 120.0  # for the server to answer; it takes 5 on an idle machine
-WAITS = "MLflow's server starts (seconds; up to two minutes on a busy machine); its address follows"
+WAITS = "starting MLflow (up to two minutes on a busy machine); its address follows"
 VARIABLES = {"MLFLOW_HOST": "127.0.0.1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 POLL_S = 0.2
 
