@@ -17,6 +17,7 @@ from omegaconf import MISSING, OmegaConf
 from conf.cell import IMAGES, MOST_CONNECTIONS, SAMPLES
 from conf.nccl import Nccl
 from conf.options import option
+from conf.question import QUESTIONS, RATES
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 
@@ -372,6 +373,23 @@ class Config:
         "runs to repeat to estimate run-to-run variation; auto: one in four from five runs on",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
+    ask: str | None = option(
+        None,
+        "measure until a question is answered: fastest, which candidate has the highest rate; "
+        "differs, how each differs from the first; scales, up to how many GPUs the efficiency "
+        "stays above efficiency=",
+        words=QUESTIONS,
+    )
+    margin: str = option("1%", "ask: candidates that differ by less may be called equal")
+    budget: str | None = option(
+        None, "ask: stop after so long, as in 90s, 10min or 1h; null: never"
+    )
+    efficiency: str = option("90%", "ask=scales: the limit")
+    rate: str | None = option(
+        None,
+        "ask=fastest: which rate counts where candidates differ in their number of GPUs",
+        words=RATES,
+    )
     resume: bool = option(
         True, "leave out cells that are measured already; false: measure them again"
     )

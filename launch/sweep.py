@@ -8,12 +8,14 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
 from rich.console import Console
 
 from analysis.console import SafeConsole
+from analysis.study.asked import Asked, answer, is_answered, replay
 from analysis.study.noise_floor import of_other_studies
 from analysis.study.study import Study
 from analysis.text import single_line
@@ -44,7 +46,7 @@ from launch.engines.local import LocalEngine
 from launch.engines.slurm import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.fleet import compare, refuse_two_names
-from launch.plan.estimate import does_not_fit, worded
+from launch.plan.estimate import does_not_fit, duration, estimates, worded
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell
 from launch.plan.plan import Plan, plan, refuse_wrong_options
@@ -75,8 +77,8 @@ def run(
     `began_s` is what the monotonic clock said as launch.py began; `preset` are the options of the
     study's CPU preset.
 
-    Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false),
-    130 interrupted or out of the job's time.
+    Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false)
+    or its question is open, 130 interrupted or out of the job's time.
 
     Raises:
         Refused: the request is wrong; nothing was started.
@@ -194,6 +196,11 @@ class SweepRun:
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
         self.background = BackgroundQueue()
         self.other_studies = of_other_studies(self.study.folder)
+        self.asked: Asked | None = None
+        if planned.question is not None:
+            cells = [entry.cell for entry in planned.cells]
+            sweep_id = self.sweep.sweep_id
+            self.asked = Asked.of(planned.question, sweep_id, cells, self.other_studies)
         self.forecasts = Forecasts(self.config.predict, self.background.submit, self.other_studies)
         self.runner = CellRunner(
             config=self.config,
@@ -237,7 +244,8 @@ class SweepRun:
         with self.screen:
             with self.stopping.at_once():
                 self.screen.settle_done(self.done)
-            for index, planned in enumerate(self.cells):
+            for index in self._order():
+                planned = self.cells[index]
                 if index in self.done:
                     continue
                 if not self._writable or self.stopping():
@@ -254,6 +262,33 @@ class SweepRun:
                 self.screen.settle(index, "measured elsewhere", None)
         return self._end()
 
+    def _order(self) -> Iterator[int]:
+        """Yield the cells by index: those of the plan, or as a question needs them."""
+        if self.asked is None:
+            yield from range(len(self.cells))
+            return
+        candidates = [planned.cell for planned in self.cells]
+        indices = {cell.key: index for index, cell in enumerate(candidates)}
+        budget_s = self.asked.question.budget_s
+        while True:
+            race = replay(self.asked, filter(None, self.screen.records))
+            self.screen.show_race(self.asked, race)
+            if not race.pending or self.stopping() or not self._writable:
+                return
+            chosen = race.pending[0]
+            run = replace(candidates[chosen], repeat=len(race.records[chosen]))
+            if run.key not in indices:
+                indices[run.key] = len(self.cells)
+                self.screen.add(PlannedCell(run))
+            index = indices[run.key]
+            (needed,) = estimates([self.cells[index]], self.known)
+            if budget_s is not None and now() - self.began_at + needed.seconds > budget_s:
+                self._note(f"the budget of {duration(budget_s)} is used up (budget=)")
+                return
+            yield index
+            if self.screen.records[index] is None:  # another launcher has it, or its host is lost
+                return
+
     def _begin(self) -> None:
         """Read what the study has, and start what takes time before the first cell."""
         cells = [planned.cell for planned in self.cells]
@@ -264,6 +299,8 @@ class SweepRun:
             began=self.began_at,
             order=[cell.folder for cell in cells],
         )
+        if self.asked is not None:
+            self.study.note(Kind.QUESTION, **self.asked.to_line())
         self._close_abandoned()
         for cell in cells:
             if not CellFolder(self.study.folder / cell.folder).record.exists():
@@ -332,6 +369,8 @@ class SweepRun:
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         finished = {record.cell_key for record in self.measured if record.state == "finished"}
         unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
+        if self.asked is not None:
+            unfinished = 0
         slow: list[str] = []
         every_run = [*self.done.values(), *self.measured]
         if self.config.health:
@@ -341,6 +380,13 @@ class SweepRun:
             for line in slow:
                 self.console.print(line, markup=False, style="bold red")
             self.console.print(compared, markup=False)
+        is_open = False
+        if self.asked is not None:
+            race = replay(self.asked, filter(None, self.screen.records))
+            is_open = not is_answered(race)
+            if is_open:
+                where.append("next     rerun the same command: the question goes on")
+            findings = answer(self.asked, race)
         with self.stopping.at_once():
             shown = Study.of(of_study(), scatters=self.other_studies)
             print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
@@ -348,10 +394,10 @@ class SweepRun:
             [*self.done.values(), *self.measured],
             self.stopping() or self._too_short,
             self._incomplete or not self._writable or bool(slow),
-            len(self.held),
+            len(self.held) + is_open,
             self.config.validity.strict,
         )
-        if status == MEASURED_ELSEWHERE:
+        if self.held and status == MEASURED_ELSEWHERE:
             self._note(locked_cells_note(len(self.held)))
         return status
 

@@ -68,6 +68,8 @@ def command_of(platform, host, command, folder, port=PORT):
         "all": "\n".join(map(address, names)),
     }  # fmt: skip
     own = {name: text.format(**texts) for name, text in BY_HAND[platform].items()}
+    if rank:  # or its agent would end processes of node 0, as on no two machines
+        inside += ["unshare", "--pid", "--fork", "--mount-proc"]
     return [*inside, *command], around | own | {"MASTER_PORT": port}
 
 
@@ -115,6 +117,13 @@ def half_open(nodes):
     wire("b", "up")
 
 
+def preempt(nodes):
+    for process in nodes.values():
+        pids = of_node(process)
+        name = Path(f"/proc/{pids[0]}/comm").read_text().strip()
+        os.kill(pids[name == "unshare"], signal.SIGTERM)  # unshare itself takes no SIGTERM
+
+
 # What happens once the first cell has started on node 0.
 FAULTS = {
     "none": lambda nodes: None,
@@ -123,7 +132,7 @@ FAULTS = {
     "cut": cut_wire,
     "cut_for_a_moment": cut_wire_for_a_moment,
     "half_open": half_open,
-    "preempted": lambda nodes: [node.terminate() for node in nodes.values()],
+    "preempted": preempt,
 }
 # What is different from the beginning.
 LATE, ABSENT, STRANGER, TAKEN, TWO = "late", "absent", "other_token", "port_taken", "two_jobs"

@@ -176,6 +176,7 @@ benchmark.warmup_min_seconds=0
 WRONG = {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"}
 
 
+@pytest.mark.timeout(600)  # a slow machine compiles for minutes
 @pytest.mark.needs("C++")
 def test_what_a_cell_compiled_is_found_by_the_next_one_and_by_a_new_study(tmp_path, monkeypatch):
     for name in (INDUCTOR, TRITON):  # torch has set it, if another test imported the compiler

@@ -14,6 +14,7 @@ import pytest
 from build import BUSY, files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
+from analysis.study.asked import answer, is_answered, questions_of, replay
 from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
@@ -284,6 +285,27 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
     assert (server["rank"], server["done"], server["device"]) == (2, True, "cpu")
     assert {"comm/exchange_ms", "comm/busbw_gb_per_s"} <= metrics.keys()
     assert "servers" not in other.environment
+
+
+def test_a_real_sweep_says_the_answer_on_the_terminal_in_the_report_and_in_mlflow(tmp_path):
+    words = [
+        "-m", "gpus=0+1", "strategy=nccl_allreduce,none", "ask=fastest", "budget=30s",
+        f"output_dir={tmp_path}", "benchmark.exposed_rounds=0", *SMALL,
+    ]  # fmt: skip
+    done = command(*words)
+    study = tmp_path / "default"
+    records, _ = read_study(study)
+    (asked,) = questions_of(study).values()
+    race = replay(asked, records)
+    # Which it is depends on the machine.
+    assert done.returncode == (0 if is_answered(race) else 3), done.stdout + done.stderr
+    assert sum(map(len, race.records)) == len(records) >= 1
+    first = answer(asked, race)[0]
+    report = (study / "report" / "report.md").read_text().replace("\\", "")
+    assert first in done.stdout and first in report
+    (parent,), _ = runs(tmp_path / "mlflow.db")
+    assert parent.data.tags["ask.answer"] == first
+    assert parent.data.metrics["ask/runs"] == len(records)
 
 
 def readme_commands():

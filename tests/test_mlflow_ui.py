@@ -19,7 +19,8 @@ import pytest
 from analysis.report.build import report
 from benchmarks.record import read_study
 from conf.schema import Tracking
-from launch.tracking.tracker import Tracker, page_of, sync
+from launch.tracking.mlflow_run import page_of
+from launch.tracking.tracker import Tracker, sync
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data" / "h200_x4"

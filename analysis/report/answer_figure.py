@@ -26,7 +26,7 @@ from analysis.study.study import Study
 from benchmarks.record.metrics import metric as entry_of
 
 # Names of figures that answer, best first; a study has the first that its sections drew.
-ANSWERS = ("efficiency-1", "by-option-1", "collectives")
+ANSWERS = ("question", "efficiency-1", "by-option-1", "collectives")
 OTHERWISE = ("scaling-1", "pairs-1", "waterfall-1")
 
 

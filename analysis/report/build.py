@@ -40,6 +40,7 @@ from analysis.report.sections.conditions_section import (
 from analysis.report.sections.links_section import links, wire_lines
 from analysis.report.sections.losses_section import traces, waterfall
 from analysis.report.sections.machine_section import machine
+from analysis.report.sections.question_section import question
 from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
 from analysis.report.sections.studies_section import changes, studies
 from analysis.report.summary import SENTENCES, sentences
@@ -57,6 +58,7 @@ from conf.targets import locate_without_torch
 BENCHMARKS = None  # their sections, which their YAML names
 # The page from top to bottom.
 SECTIONS: tuple[SectionFunction | None, ...] = (
+    question,
     scaling,
     rates_by_option,
     waterfall,
@@ -78,6 +80,7 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     cells,
 )
 MOST_LIMITS = 11  # all that there are, where each has one value
+FASTEST_IS = "Fastest on "  # how the sentence on the ranking begins
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 
@@ -172,6 +175,10 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
                 sections.append(section)
         main = main_point(study, findings)
         answer = answer_figure(study, findings, main, sections)
+    finding = tuple(sentences(study, findings, of_benchmarks))
+    if sections and sections[0].anchor == "question":
+        finding = tuple(line for line in finding if not line.startswith(FASTEST_IS))
+        finding = (*sections[0].lines[:2], *finding)  # the question's answer is the answer
     words, rest = words_of(study), []
     for section in sections:
         figures = [
@@ -184,7 +191,7 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     return Report(
         single_line(study.name),
         setting(study),
-        tuple(sentences(study, findings, of_benchmarks)),
+        finding[:SENTENCES],
         not_measured(study, findings),
         tuple(joined_by_anchor(rest)),
         limits_sentence(study),

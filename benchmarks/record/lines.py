@@ -55,6 +55,7 @@ class Kind(str, Enum):
     SWEEP = "sweep"
     SPENT = "spent"  # seconds of the launcher for a cell, beyond those from its start to its end
     CLOSED = "closed"  # the sweep has ended
+    QUESTION = "question"  # what a sweep is to answer (analysis/study/asked)
 
 
 class Lines:

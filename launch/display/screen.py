@@ -20,6 +20,7 @@ from analysis.findings.record_values import SeveralRecords
 from analysis.report import cell_numbers
 from analysis.report.cell_numbers import COLUMNS
 from analysis.report.numbers import THIN as NO_BREAK
+from analysis.study.asked import Asked, RaceState, answer
 from analysis.study.names import unit_of_cells
 from analysis.study.noise_floor import Scatters
 from analysis.study.study import Study
@@ -38,6 +39,7 @@ from launch.display.columns import (
     request_columns,
     verdict,
 )
+from launch.display.race_table import race_table
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
 from launch.study.background import Pace
@@ -70,7 +72,7 @@ class Screen:
 
     def __init__(
         self,
-        cells: Sequence[PlannedCell],
+        cells: list[PlannedCell],
         study_records: Sequence[Record],
         console: Console | None = None,
         other_studies: Scatters | None = None,
@@ -96,6 +98,7 @@ class Screen:
         self._running: dict[int, tuple[float, str]] = {}
         self._live: Live | None = None
         self._is_last = False  # the table that stays
+        self._race: Table | None = None  # of a question
         self._pace = Pace()  # of the study; until then a row has what its own record says
         self._is_stale = False  # records have come since the numbers of all rows were computed
 
@@ -162,6 +165,22 @@ class Screen:
         elif record and record.state == "finished":
             self._numbers[index] = self._numbers_of(record, {})
         self._print_settled(index)
+
+    def add(self, planned: PlannedCell) -> None:
+        """Take a further cell: a question chooses them one by one."""
+        self.cells.append(planned)
+        self.states.append(WAITING)
+        self.records.append(None)
+        self._values.append({})
+        self._numbers.append({})
+        self._estimate()
+        self._common, self._request = request_columns(self.cells)
+
+    def show_race(self, asked: Asked, race: RaceState) -> None:
+        """Show how the candidates of a question stand instead of the runs."""
+        self._race = race_table(asked, race, self._things)
+        if not self._live and race.last is not None and race.last.runs == self._settled():
+            self.console.print(Text(f"    {answer(asked, race)[0]}", style="dim"))
 
     def settle_done(self, done: Mapping[int, Record]) -> None:
         """Show cells that were finished before, by index; the study has their records."""
@@ -239,7 +258,9 @@ class Screen:
         for row, (_, doing) in sorted(self._running.copy().items()):
             lines.append(f"run {row + 1}: {doing}")
         group = Group()
-        if rows:
+        if self._race is not None:
+            group.renderables.append(self._race)
+        elif rows:
             group.renderables.append(table)
         for line in lines:  # cut and not wrapped: the table keeps its place
             group.renderables.append(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
@@ -273,7 +294,7 @@ class Screen:
 
     def _lines_below(self, columns: Collection[str]) -> list[str]:
         """Return what ± and the reference are, where they are shown, and how far the sweep is."""
-        settled = len(self.cells) - len(self._unsettled())
+        settled = self._settled()
         elapsed = duration(time.monotonic() - self._opened_s)
         done = settled
         rest = ""
@@ -295,6 +316,9 @@ class Screen:
         reference = cell_numbers.about_columns(columns)
         drift = ABOUT_DRIFT if any(planned.drift for planned in self.cells) else ""
         return list(filter(None, (margins, reference, drift, status)))
+
+    def _settled(self) -> int:
+        return len(self.cells) - len(self._unsettled())
 
     def _unsettled(self) -> list[int]:
         return [row for row, state in enumerate(self.states) if state not in SETTLED]

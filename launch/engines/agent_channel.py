@@ -19,6 +19,7 @@ from benchmarks.agent import processes
 from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, read_event
 from benchmarks.record.encoding import encoded
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
+from benchmarks.record.safe_files import because
 from benchmarks.record.safe_text import one_line
 from conf.host import CLOCK_BOUND
 from conf.options import Refused, expand_path
@@ -142,7 +143,9 @@ class Channel:
                         self._answers.put(message)
                         if self._answers.qsize() > MOST_ANSWERS:
                             raise ValueError("nobody asked for so many answers")
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            self.wrong = f"the connection to it broke: {because(error)}"
+        except ValueError as error:
             printed = redact(line[:STDERR_BYTES].decode(errors="replace"))
             quoted = f"'{one_line(printed, MOST_QUOTED)}'"
             self.wrong = f"it sent {quoted}, which is no message of an agent ({redact(str(error))})"

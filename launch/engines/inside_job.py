@@ -42,7 +42,14 @@ MOST_PENDING = 64  # connections that have not said who they are
 GREETING = "ringside"
 OTHER_JOB = "it has another token, or is of another job"
 BACKLOG = 128
-KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+# Both: the kernel sends no keep-alive while anything else is not acknowledged.
+NOTICED_AFTER_S = 30
+KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: NOTICED_AFTER_S // 2,
+    socket.TCP_KEEPINTVL: NOTICED_AFTER_S // 6,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 1000 * NOTICED_AFTER_S,  # ms
+}
 
 
 class Platform(NamedTuple):
@@ -166,7 +173,7 @@ def _send(connection: socket.socket, **content: object) -> None:
 
 
 def _keep_open(connection: socket.socket) -> None:
-    """Have reads wait without a limit, and the kernel notice a peer that is gone after 30 s."""
+    """Have reads wait without a limit, and the kernel notice a peer that is gone."""
     connection.settimeout(None)
     for option, value in KEEP_ALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

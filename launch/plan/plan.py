@@ -13,6 +13,7 @@ from benchmarks.record.safe_text import one_line
 from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
+from conf.question import Question, asked_question
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config, Request
 from conf.subsets import by_link, shown
@@ -45,6 +46,7 @@ from launch.plan.refusals import (
     refuse_several_values,
     refuse_sweep,
 )
+from launch.plan.refuse_question import refuse_question
 from launch.study.study_folder import study_folder
 
 LONGEST = 40  # characters of a value of the environment
@@ -59,6 +61,7 @@ class Plan:
     cells: list[PlannedCell]
     notices: list[str] = field(default_factory=list)
     nsys: Nsys | None = None
+    question: Question | None = None  # the cells are its candidates
 
 
 def plan(
@@ -111,6 +114,15 @@ def plan(
     notices += _about_cells(configs, cells, used)
 
     folder = study_folder(first.output_dir, first.study)
+    question = asked_question(first)
+    if question is not None:
+        refuse_question(question, first, unique, folder)
+        notices.append(
+            f"ask={question.kind}: {count(len(unique), 'candidate')}, each first once, then those "
+            "between which it is open"
+        )
+        candidates = list(map(PlannedCell, unique))
+        return Plan(first, machine, candidates, list(dict.fromkeys(notices)), nsys, question)
     twice = choose_replicates(
         unique,
         first,

@@ -557,3 +557,9 @@ def view_state(records: Sequence[Record]) -> dict[str, Any]:
         "compareRunSections": [section],
         "isAccordionReordered": True,
     }
+
+
+def page_of(experiment: str) -> str:
+    """Return the page of an experiment's runs, below the address of a server."""
+    view = f"workflowType=machine_learning&viewStateShareKey={VIEW_ID}"
+    return f"/#/experiments/{experiment}/runs?{view}"

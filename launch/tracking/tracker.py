@@ -21,6 +21,7 @@ from rich.console import Console
 
 from analysis.findings.baselines import EFFICIENCY, Efficiency
 from analysis.findings.record_values import values_of
+from analysis.study import asked
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, of_other_studies
 from analysis.text import single_line
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
@@ -63,9 +64,10 @@ ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
 class Tracker:
     """Writes the records of one study to its store. Every method may raise TrackingUnavailable."""
 
-    def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
-        """Open the store. Use `Tracker.open`."""
-        self._uri = uri
+    def __init__(self, uri: str, study: Path, experiment: str) -> None:
+        """Open the store for a study's folder. Use `Tracker.open`."""
+        self._uri, self._study = uri, study
+        output_dir = study.parent
         self._parents: dict[str, str] = {}  # {sweep_id: run_id}
         artifacts = output_dir.absolute() / store.ARTIFACTS
         self._lock = output_dir / ".mlflow.lock"
@@ -98,7 +100,7 @@ class Tracker:
                 (60 s if another launcher holds the lock).
         """
         uri = store.store_uri(tracking.uri, output_dir)
-        return Tracker(uri, output_dir, experiment_name(tracking, study))
+        return Tracker(uri, output_dir / study, experiment_name(tracking, study))
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
@@ -227,14 +229,16 @@ class Tracker:
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
         summary = mlflow_run.summary_markdown(records, values)
+        asked_tags, asked_metrics = asked.summary(self._study, sweep.sweep_id, records)
         tags = {
+            **asked_tags,
             **mlflow_run.parent_tags(own),
             TABLED: str(len(own)),
             PROJECTED: COMPLETE,
             "state": state,
             NOTE: mlflow_run.cut_note(summary, TAG_LENGTH),
         }
-        figures = mlflow_run.parent_metrics(own, values)
+        figures = mlflow_run.parent_metrics(own, values) | asked_metrics
         rows = [(name, value, ended, 0) for name, value in figures.items()]
         with store.writing(self._uri, self._lock):
             parent = self._parent(sweep)
@@ -343,12 +347,6 @@ class Tracker:
 def experiment_name(tracking: Tracking, study: str) -> str:
     """Return the name of a study's experiment."""
     return single_line(tracking.experiment or f"ringside/{study}", 500)
-
-
-def page_of(experiment: str) -> str:
-    """Return the page of an experiment's runs, below the address of a server."""
-    view = f"workflowType=machine_learning&viewStateShareKey={mlflow_run.VIEW_ID}"
-    return f"/#/experiments/{experiment}/runs?{view}"
 
 
 def search_runs(

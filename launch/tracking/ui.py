@@ -20,8 +20,9 @@ from pathlib import Path
 from conf.schema import Tracking
 from conf.secrets import without_credentials
 from launch.tracking import store
+from launch.tracking.mlflow_run import page_of
 from launch.tracking.store import TrackingUnavailable
-from launch.tracking.tracker import experiment_name, page_of
+from launch.tracking.tracker import experiment_name
 
 START_S = 120.0  # for the server to answer; it takes 5 on an idle machine
 WAITS = "starting MLflow (up to two minutes on a busy machine); its address follows"

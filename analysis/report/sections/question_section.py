@@ -1,0 +1,84 @@
+"""What a sweep was asked (ask=), its answer, and how the intervals shrank until it was there."""
+
+from analysis.findings.examine import Findings
+from analysis.report.charts import MARKERS, Axis, DrawnCurve, DrawnPoint, curves_figure
+from analysis.report.figure import Figure, colours
+from analysis.report.section import Section
+from analysis.report.table import Column, Table
+from analysis.study.asked import Asked, RaceState, answer, questions_of, replay
+from analysis.study.intervals import Estimate
+from analysis.study.race import FAILED
+from analysis.study.study import Study
+from conf.question import SCALES
+
+WIDEST = 0.5  # share: a wider interval is not drawn, or the others would be points
+MOST_DRAWN = len(MARKERS)
+COLUMNS = (
+    Column("candidate", "candidate"),
+    Column("runs", "runs", kind="count"),
+    Column("difference", "difference", kind="change", bounded=True),
+    Column("state", "state"),
+)
+
+
+def question(study: Study, findings: Findings) -> Section | None:
+    """Return the section of the last question of a study; None: nothing was asked."""
+    asked, race = asked_last(study)
+    if asked is None or race is None or race.last is None:
+        return None
+    look = race.last
+    rows = []
+    for index, standing in enumerate(look.standings):
+        state = race.race.candidates[index].failure or standing.state
+        rows.append(
+            {
+                "candidate": asked.names[index],
+                "runs": len(race.records[index]),
+                "difference": Estimate(standing.difference, standing.low, standing.high),
+                "state": state,
+            }
+        )
+    lines = tuple(answer(asked, race))
+    figure = _shrinking(asked, race)
+    against = f"Candidates against {asked.names[look.reference]}"
+    return Section(
+        "question",
+        f"Question: ask={asked.question.kind}",
+        lines,
+        (figure,) if figure else (),
+        (Table.of("question", f"{against}.", COLUMNS, rows),),
+    )
+
+
+def asked_last(study: Study) -> tuple[Asked | None, RaceState | None]:
+    """Return the last question of a study with its race; None and None without one."""
+    if study.folder is None:
+        return None, None
+    questions = list(questions_of(study.folder).values())
+    if not questions:
+        return None, None
+    return questions[-1], replay(questions[-1], study.records)
+
+
+def _shrinking(asked: Asked, race: RaceState) -> Figure | None:
+    reference = race.race.looks[-1].reference
+    palette = list(colours(asked.names).values())
+    curves: list[DrawnCurve] = []
+    for index, name in enumerate(asked.names):
+        points = []
+        for look in race.race.looks:
+            standing = look.standings[index]
+            same = look.reference == reference and standing.state != FAILED
+            if same and standing.high - standing.low <= WIDEST:
+                interval = Estimate(standing.difference, standing.low, standing.high)
+                points.append(DrawnPoint(look.runs, interval))
+        if points and index != reference and len(curves) < MOST_DRAWN:
+            curves.append(DrawnCurve(name, points, palette[index], MARKERS[len(curves)]))
+    if not curves:
+        return None
+    caption = f"Difference to {asked.names[reference]} after each turn, with its interval."
+    lines: tuple[float, ...] = (0.0, asked.question.margin)
+    if asked.question.kind == SCALES:
+        lines = (asked.question.efficiency - 1,)
+    axis = Axis("difference", "difference", "change", shown=lines)
+    return curves_figure("question", caption, curves, Axis("runs so far", "runs"), axis)

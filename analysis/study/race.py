@@ -1,0 +1,285 @@
+"""Runs of candidates until a question is answered (launch.py ask=), and what they answer.
+
+Every candidate runs once; then the turn goes to the candidates between which the answer is open.
+After every turn all is judged. As it may stop at any of them, the error is spent over the turns:
+number k is judged at ERROR / (k (k + 1)), shared by the comparisons of that turn, which is ERROR in
+sum (a union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,000 races give).
+
+A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
+runs of this race and from what earlier runs of equal cells showed, until runs of this race
+contradict them; it is never below what one run shows inside, nor, from three runs on, below what
+the candidate's own runs show. Before two repeated runs nothing is answered.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from analysis.study.intervals import quantile
+from analysis.study.noise_floor import Scatter
+from conf.question import DIFFERS, FASTEST, PER_GPU, SCALES, Question
+
+ERROR = 0.05  # the most probable share of wrong answers
+CONTRADICTED = 0.99  # level above which the runs of a race scatter more than earlier ones
+MOST_FREEDOM = 6  # degrees of freedom that earlier runs count for
+FEWEST_REPEATS = 2  # second and further runs before there is an answer
+OWN_RUNS = 3  # of a candidate, for a scatter of its own
+OPEN, LEADS, TIED, SLOWER, FASTER, EQUAL = "open", "leads", "tied", "slower", "faster", "equal"
+ABOVE, BELOW, FAILED = "above", "below", "failed"
+
+
+@dataclass
+class Arm:
+    """One candidate and its runs; rates are logarithms."""
+
+    name: str
+    size: int = 1  # number of GPUs
+    earlier: Scatter = field(default_factory=Scatter)  # of equal cells, in other sweeps
+    rates: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)  # standard error inside each run
+    failure: str = ""
+
+    @property
+    def mean(self) -> float:
+        """The mean of its logarithmic rates."""
+        return statistics.fmean(self.rates)
+
+    @property
+    def scatter(self) -> Scatter:
+        """How its own runs scatter."""
+        if len(self.rates) < 2:
+            return Scatter(len(self.rates))
+        squares = math.fsum((rate - self.mean) ** 2 for rate in self.rates)
+        return Scatter(len(self.rates), len(self.rates) - 1, squares)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a candidate stands after a turn: its difference to the reference, a share."""
+
+    state: str
+    difference: float = math.nan
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def logs(self) -> tuple[float, float]:
+        """The ends as logarithms."""
+        low = math.log1p(self.low) if self.low > -1 else -math.inf
+        return low, math.log1p(self.high)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the runs so far say."""
+
+    runs: int
+    reference: int  # the candidate that the others are compared with
+    standings: tuple[Standing, ...]
+    turn: tuple[int, ...]  # the candidates that run next; empty: answered, or nothing can answer
+
+
+class Race:
+    """The candidates of a question, and every look at them."""
+
+    def __init__(self, question: Question, candidates: Sequence[Arm]) -> None:
+        """The order of the candidates is that of their first runs."""
+        self.question, self.candidates = question, list(candidates)
+        self.looks: list[Look] = []
+        self._looks = 0  # that could answer
+
+    def first_turn(self) -> tuple[int, ...]:
+        """Return the candidates that run before anything is judged."""
+        order = range(len(self.candidates))
+        if self.question.kind != SCALES:
+            return tuple(order)
+        by_size = sorted(order, key=lambda index: self.candidates[index].size)
+        return by_size[0], by_size[-1]
+
+    def look(self) -> Look:
+        """Judge what the runs so far say, and choose who runs next. Each call spends error."""
+        alive = [index for index, each in enumerate(self.candidates) if each.rates]
+        alive = [index for index in alive if not self.candidates[index].failure]
+        judge = {FASTEST: self._fastest, DIFFERS: self._differs, SCALES: self._scales}
+        if not alive:
+            states = (Standing(FAILED),) * len(self.candidates)
+            look = Look(0, 0, states, ())
+        else:
+            look = judge[self.question.kind](alive)
+        self.looks.append(look)
+        self._looks += self._may_answer
+        return look
+
+    # --- intervals
+
+    @property
+    def _may_answer(self) -> bool:
+        return self._own().freedom >= FEWEST_REPEATS
+
+    def _quantile(self, comparisons: int, freedom: int) -> float:
+        number = self._looks + 1
+        level = ERROR / (number * (number + 1)) / max(1, comparisons)
+        return quantile(freedom, 1 - level)
+
+    def _own(self) -> Scatter:
+        own = Scatter()
+        for candidate in self.candidates:
+            own += candidate.scatter
+        return own
+
+    def _variance(self, candidate: Arm) -> tuple[float, int]:
+        """Return the variance of one run, and its degrees of freedom; 0: nothing is known."""
+        own, earlier = self._own(), candidate.earlier
+        if own.freedom and earlier.freedom and earlier.squares:
+            from scipy.special import fdtr
+
+            ratio = own.squares / own.freedom / (earlier.squares / earlier.freedom)
+            if fdtr(own.freedom, earlier.freedom, ratio) > CONTRADICTED:
+                earlier = Scatter()
+        known = min(earlier.freedom, MOST_FREEDOM)
+        freedom = own.freedom + known
+        if not freedom:
+            return 0.0, 0
+        squares = own.squares
+        if known:
+            squares += earlier.squares / earlier.freedom * known
+        variance = squares / freedom
+        if len(candidate.rates) >= OWN_RUNS:
+            variance = max(variance, candidate.scatter.squares / candidate.scatter.freedom)
+        return max(variance, max(candidate.errors) ** 2), freedom
+
+    def _standing(
+        self, index: int, reference: int, comparisons: int, shift: float = 0.0
+    ) -> Standing:
+        one, other = self.candidates[index], self.candidates[reference]
+        difference = one.mean - other.mean - shift
+        (first, freedom), (second, _) = self._variance(one), self._variance(other)
+        if not freedom:
+            return Standing(OPEN, math.expm1(difference))
+        error = math.sqrt(first / len(one.rates) + second / len(other.rates))
+        half = min(self._quantile(comparisons, freedom) * error, 100.0)
+        ends = math.expm1(difference - half), math.expm1(difference + half)
+        return Standing(OPEN, math.expm1(difference), *ends)
+
+    def _pair(self, reference: int, index: int) -> tuple[int, ...]:
+        """Return both in turn, each first every other time; of two with unequal runs the rarer."""
+        runs = [len(self.candidates[each].rates) for each in (reference, index)]
+        if runs[0] > runs[1]:
+            return (index,)
+        if runs[1] > runs[0]:
+            return (reference,)
+        if len(self.looks) % 2:
+            return reference, index
+        return index, reference
+
+    def _look(self, reference: int, standings: dict[int, Standing], turn: tuple[int, ...]) -> Look:
+        runs = sum(len(candidate.rates) for candidate in self.candidates)
+        every = []
+        for index, candidate in enumerate(self.candidates):
+            standing = standings.get(index, Standing(OPEN))
+            if candidate.failure:
+                standing = Standing(FAILED)
+            elif index != reference and not self._may_answer:
+                standing = replace(standing, state=OPEN)
+            every.append(standing)
+        return Look(runs, reference, tuple(every), turn)
+
+    # --- questions
+
+    def _fastest(self, alive: Sequence[int]) -> Look:
+        leader = max(alive, key=lambda index: self._score(index))
+        rivals = [index for index in alive if index != leader]
+        standings = {leader: Standing(LEADS, 0.0, 0.0, 0.0)}
+        for index in rivals:
+            shift = self._offset(index) - self._offset(leader)
+            standing = self._standing(index, leader, len(rivals), shift)
+            state = OPEN
+            if standing.high < 0:
+                state = SLOWER
+            elif standing.high <= self.question.margin:
+                state = TIED
+            standings[index] = Standing(state, standing.difference, standing.low, standing.high)
+        if not rivals:
+            return self._look(leader, standings, ())
+        nearest = max(rivals, key=lambda index: (standings[index].high, self._score(index)))
+        is_open = standings[nearest].state == OPEN
+        turn: tuple[int, ...] = ()
+        if is_open or not self._may_answer:
+            turn = self._pair(leader, nearest)
+        return self._look(leader, standings, turn)
+
+    def _offset(self, index: int) -> float:
+        """Return what makes a rate that of one GPU, where that was asked."""
+        if self.question.rate == PER_GPU:
+            return math.log(self.candidates[index].size)
+        return 0.0
+
+    def _score(self, index: int) -> float:
+        return self.candidates[index].mean - self._offset(index)
+
+    def _differs(self, alive: Sequence[int]) -> Look:
+        reference = alive[0]
+        standings = {reference: Standing(EQUAL, 0.0, 0.0, 0.0)}
+        widest, most = None, -1.0
+        margin = self.question.log_margin
+        for index in alive[1:]:
+            standing = self._standing(index, reference, len(alive) - 1)
+            low, high = standing.logs
+            state = OPEN
+            if -margin <= low and high <= margin:
+                state = EQUAL
+            elif low > 0:
+                state = FASTER
+            elif high < 0:
+                state = SLOWER
+            standings[index] = Standing(state, standing.difference, standing.low, standing.high)
+            undecided = state == OPEN or not self._may_answer
+            if undecided and high - low > most:
+                widest, most = index, high - low
+        turn: tuple[int, ...] = ()
+        if widest is not None:
+            turn = self._pair(reference, widest)
+        return self._look(reference, standings, turn)
+
+    def _scales(self, alive: Sequence[int]) -> Look:
+        by_size = sorted(alive, key=lambda index: self.candidates[index].size)
+        reference, standings = by_size[0], {}
+        limit = math.log(self.question.efficiency)
+        sizes = sorted(range(len(self.candidates)), key=lambda index: self.candidates[index].size)
+        standings[reference] = Standing(ABOVE, 0.0, 0.0, 0.0)
+        undecided = None
+        for index in by_size[1:]:
+            shift = math.log(self.candidates[index].size / self.candidates[reference].size)
+            standing = self._standing(index, reference, len(sizes) - 1, shift)
+            low, high = standing.logs
+            state = OPEN
+            if low > limit - self.question.log_margin:
+                state = ABOVE
+            elif high < limit:
+                state = BELOW
+            standings[index] = Standing(state, standing.difference, standing.low, standing.high)
+            if undecided is None and (state == OPEN or not self._may_answer):
+                undecided = index
+        turn: tuple[int, ...] = ()
+        if undecided is not None:
+            turn = self._pair(reference, undecided)
+        else:
+            turn = self._between(sizes, standings)
+        return self._look(reference, standings, turn)
+
+    def _between(self, sizes: Sequence[int], standings: dict[int, Standing]) -> tuple[int, ...]:
+        """Return the middle one of the sizes between the last above the limit and the next below:
+        efficiency is taken to fall with the number of GPUs."""
+        above, below = 0, len(sizes)
+        for place, index in enumerate(sizes):
+            state = standings[index].state if index in standings else OPEN
+            if state == ABOVE:
+                above = place
+            elif state == BELOW:
+                below = min(below, place)
+        unknown = [index for index in sizes[above + 1 : below] if index not in standings]
+        unknown = [index for index in unknown if not self.candidates[index].failure]
+        if not unknown:
+            return ()
+        return (unknown[len(unknown) // 2],)

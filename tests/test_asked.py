@@ -1,0 +1,131 @@
+"""Questions of sweeps (ask=): refusals, the answer from journal and records, and one real sweep."""
+
+import dataclasses
+import json
+
+import pytest
+from build import make_cell, make_record
+
+from analysis.study.asked import Asked, answer, is_answered, questions_of, replay
+from analysis.study.noise_floor import Scatter
+from benchmarks.record import Failure, Validity
+from conf.question import DIFFERS, FASTEST, Question
+
+REFUSED = [
+    (["ask=quickest"], "ask=quickest: expected fastest, differs or scales"),
+    (["ask=fastest"], "ask=fastest: there is one candidate, resnet50 · nccl_allreduce · gpus 0,1"),
+    (["margin=0%"], "margin=0%: expected a share above 0% and below 100%, as in 1%"),
+    (["margin=much"], "margin=much: expected a share above 0% and below 100%"),
+    (["budget=soon"], "budget=soon: expected a time, as in 90s, 10min or 1h"),
+    (["budget=1s"], "budget=1s: one run of each of 2 candidates takes about"),
+    (["repeats=3"], "ask=fastest repeats=3"),
+    (["noise_pairs=2"], "noise_pairs=2: a question chooses what runs again"),
+    (["gpus=0,0+1"], "candidates run on 1 to 2 GPUs or workers; expected rate=per_gpu or"),
+    (["ask=scales", "gpus=scale"], "candidates differ in more than their number of GPUs"),
+    (["waterfall=true"], "ask=fastest waterfall=true: control cells are no candidates"),
+]
+TWO = ["-m", "device=cpu", "gpus=0+1", "strategy=nccl_allreduce,none", "ask=fastest"]
+
+
+@pytest.mark.parametrize(("typed", "sentence"), REFUSED)
+def test_what_cannot_be_answered_is_refused(launch, typed, sentence):
+    names = {text.partition("=")[0] for text in typed}
+    asked = TWO
+    if typed == ["ask=fastest"]:
+        asked = ["-m", "device=cpu", "gpus=0+1"]
+    elif typed == ["ask=quickest"]:
+        asked = [text for text in TWO if "ask" not in text]
+    kept = [text for text in asked if text.partition("=")[0] not in names]
+    code, out, err = launch(*kept, *typed, "dry_run=true")
+    assert (code, out) == (2, "") and sentence in err, err
+
+
+def candidates(*names):
+    cells = []
+    for name in names:
+        cells.append(dataclasses.replace(make_cell(), strategy={"name": name}))
+    return cells
+
+
+def run_of(cell, repeat, rate, **changes):
+    cell = dataclasses.replace(cell, repeat=repeat)
+    facts = {"failure": None, "validity": Validity("valid", {}, {})} | changes
+    number = f"{abs(hash((cell.key, rate))):032x}"[-32:]
+    return make_record(
+        cell=cell, cell_key=cell.key, record_id=number, series={}, ranks=[],
+        metrics={"throughput/images_per_second": rate}, **facts,
+    )  # fmt: skip
+
+
+def asked_of(kind, cells, margin=0.01):
+    earlier = {}
+    asked = Asked.of(Question(kind, margin), "2" * 32, cells, earlier)
+    return dataclasses.replace(asked, earlier=(Scatter(6, 5, 5 * 0.001**2),) * len(cells))
+
+
+RATES = {
+    "nccl_allreduce": [1000.0, 1001.0, 999.5],
+    "none": [1003.0, 1002.0, 1003.5],
+    "cpu_staged": [700.0, 701.0],
+}
+
+
+def records_of(cells, first=0):
+    made = []
+    for cell in cells:
+        for repeat, rate in enumerate(RATES[cell.strategy["name"]]):
+            made.append(run_of(cell, repeat, rate))
+    return made[first:]
+
+
+def test_the_answer_names_the_fastest_what_ties_and_what_is_slower():
+    cells = candidates(*RATES)
+    done = replay(asked_of(FASTEST, cells), records_of(cells))
+    lines = answer(asked_of(FASTEST, cells), done)
+    assert is_answered(done)
+    assert lines[:2] == [
+        "Fastest: none, tied with nccl_allreduce (none is more than 1 % faster).",
+        "Slower: cpu_staged by 30 %.",
+    ]
+    assert lines[-1].startswith("5 runs in ") and lines[-1].endswith("wrong in at most 5%.")
+
+
+def test_every_candidate_stands_against_the_first():
+    cells = candidates(*RATES)
+    asked = asked_of(DIFFERS, cells)
+    lines = answer(asked, replay(asked, records_of(cells)))
+    assert lines[0].startswith("none is as fast as nccl_allreduce within 1 % (")
+    assert lines[1].startswith("cpu_staged is slower than nccl_allreduce by 30 % (")
+
+
+def test_it_goes_on_where_the_records_end_and_says_what_is_open():
+    cells = candidates(*RATES)
+    asked, every = asked_of(FASTEST, cells), records_of(cells)
+    assert replay(asked, []).pending == (0, 1, 2) and not is_answered(replay(asked, []))
+    first = [record for record in every if record.cell.repeat == 0]
+    done = replay(asked, first)
+    assert set(done.pending) == {0, 1} and not is_answered(done)
+    assert answer(asked, done)[0].startswith("Open: none leads; ")
+    assert "would take about" not in answer(asked, replay(asked, []))[-1]
+
+
+def test_failures_and_doubts_are_named():
+    cells = candidates(*RATES)
+    asked, every = asked_of(FASTEST, cells), records_of(cells)
+    failed = [run_of(cells[1], 0, 1.0, state="failed", failure=Failure("oom", 0, "", ""))]
+    suspect = [run_of(cells[0], 0, 999.0, validity=Validity("suspect", {"noisy": "wide"}, {}))]
+    rest = [each for each in every if each.cell.strategy["name"] != "none"][1:]
+    lines = answer(asked, replay(asked, failed + suspect + rest))
+    assert lines[0] == "Fastest: nccl_allreduce."
+    assert "Without a result: none (oom)." in lines
+    assert "Checks cast doubt on runs of nccl_allreduce." in lines
+
+
+def test_a_question_is_read_from_the_journal_and_a_damaged_one_asks_nothing(tmp_path):
+    asked = asked_of(FASTEST, candidates(*RATES))
+    lines = [{"kind": "question", "time": 1.0, **asked.to_line()}]
+    for damage in ({"question": {"kind": "why"}}, {"sizes": "x"}, {"earlier": [{}]}, {"keys": 3}):
+        lines.append(lines[0] | {"sweep_id": str(damage)} | damage)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "journal.jsonl").write_text(text)
+    assert questions_of(tmp_path) == {asked.sweep_id: asked}
