@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from build import make_cell, make_record
 
 from analysis.study.asked import Asked, answer, is_answered, questions_of, replay
 from analysis.study.noise_floor import Scatter
-from benchmarks.record import Failure, Validity
+from benchmarks.record import Failure, Validity, read_study
 from conf.question import DIFFERS, FASTEST, Question
 
+ROOT = Path(__file__).parent.parent
 REFUSED = [
     (["ask=quickest"], "ask=quickest: expected fastest, differs or scales"),
     (["ask=fastest"], "ask=fastest: there is one candidate, resnet50 · nccl_allreduce · gpus 0,1"),
@@ -84,7 +86,7 @@ def test_the_answer_names_the_fastest_what_ties_and_what_is_slower():
     lines = answer(asked_of(FASTEST, cells), done)
     assert is_answered(done)
     assert lines[:2] == [
-        "Fastest: none, tied with nccl_allreduce (none is more than 1 % faster).",
+        "Fastest: none, tied with nccl_allreduce (no other is more than 1 % faster).",
         "Slower: cpu_staged by 30 %.",
     ]
     assert lines[-1].startswith("5 runs in ") and lines[-1].endswith("wrong in at most 5%.")
@@ -119,6 +121,20 @@ def test_failures_and_doubts_are_named():
     assert lines[0] == "Fastest: nccl_allreduce."
     assert "Without a result: none (oom)." in lines
     assert "Checks cast doubt on runs of nccl_allreduce." in lines
+
+
+def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():
+    records, _ = read_study(ROOT / "tests" / "data" / "h200_x2" / "strategies")
+    cells = {}
+    for record in records:
+        cell = dataclasses.replace(record.cell, repeat=0)
+        cells.setdefault(cell.key, cell)
+    asked = Asked.of(Question(FASTEST, 0.01), "2" * 32, [*cells.values()], {})
+    done = replay(asked, records)
+    assert (len(records), sum(map(len, done.records))) == (25, 13) and is_answered(done)
+    assert answer(asked, done)[0] == (
+        "Fastest: none, tied with kvstore_device and nccl_allreduce (no other is more than 1 % faster)."
+    )
 
 
 def test_a_question_is_read_from_the_journal_and_a_damaged_one_asks_nothing(tmp_path):

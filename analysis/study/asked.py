@@ -257,6 +257,8 @@ def _rest(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:
 
 
 def _interval(standing: Standing) -> str:
+    if math.isinf(standing.low) or math.isinf(standing.high):
+        return "not known before repeats"
     return f"{percent(standing.low, True)} to {percent(standing.high, True)}"
 
 
@@ -270,7 +272,7 @@ def _fastest(asked: Asked, look: Look) -> Iterator[str]:
         yield f"Open: {name} leads; {join_words(parts, MOST_NAMED)} may be faster."
     elif tied:
         yield (
-            f"Fastest: {name}, tied with {join_words(tied, MOST_NAMED)} (none is more than "
+            f"Fastest: {name}, tied with {join_words(tied, MOST_NAMED)} (no other is more than "
             f"{margin} faster)."
         )
     else:

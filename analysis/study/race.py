@@ -144,6 +144,8 @@ class Race:
         squares = own.squares
         if known:
             squares += earlier.squares / earlier.freedom * known
+        if not squares:  # runs equal to the last digit say nothing
+            return 0.0, 0
         variance = squares / freedom
         if len(candidate.rates) >= OWN_RUNS:
             variance = max(variance, candidate.scatter.squares / candidate.scatter.freedom)
