@@ -158,6 +158,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     """Return overrides in Hydra's grammar: sets as lists, what has odd letters in quotes."""
     texts = []
     for text in NODES.normalise(GPUS.normalise(overrides)):
+        if text.startswith("tune="):  # a named study that asks
+            text = text.replace("tune=", "+experiment=tune_", 1)
         key, equals, _ = text.partition("=")
         group, _, option = key.lstrip("+~").partition(".")
         if not text.startswith("~") and not (equals and key.strip("+")):
