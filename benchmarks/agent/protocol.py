@@ -144,7 +144,10 @@ class Reader:
 
         The beginning of a line that is too long is one too, and no message.
         """
-        received = os.read(self.descriptor, CHUNK_BYTES)
+        try:
+            received = os.read(self.descriptor, CHUNK_BYTES)
+        except ConnectionResetError:  # it left before it had read everything
+            received = b""
         if not received:
             return None
         first, *rest = received.split(b"\n")

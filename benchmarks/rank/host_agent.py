@@ -109,6 +109,8 @@ class HostAgent:
                 if self._launcher_beats and time.monotonic() - self._heard > LONGEST_SILENCE_S:
                     return 1
                 self._report()
+        except TimeoutError:  # the wire to the launcher is cut
+            return 1
         finally:
             if self._cell:
                 self._cell.end(0.0)
