@@ -248,7 +248,7 @@ def test_where_no_forecast_is_possible_one_sentence_says_why(calibrated, name):
     field, value, sentence = REFUSED[name]
     last = calibrated.known[-1]
     if field == "model":
-        value = replace(last.cell.model, name=value)
+        value = replace(last.cell.model, name=value, builder=value)
     request = replace(last.cell, **{field: value})
     answer = calibrated.forecasts.before(request, last.environment, calibrated.known)
     assert sentence in answer["refused"] and "\n" not in answer["refused"]

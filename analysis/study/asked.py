@@ -93,10 +93,14 @@ def names_of_cells(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def questions_of(folder: Path) -> dict[str, Asked]:
-    """Return the questions of a study's sweeps by sweep_id, the last one last; damaged lines ask
-    nothing."""
-    questions = {}
-    for line in read_lines(folder / JOURNAL):
+    """Return the questions of a study's sweeps by sweep_id, the last one last; damaged lines, and a
+    journal that is no file, ask nothing."""
+    questions: dict[str, Asked] = {}
+    try:
+        lines = list(read_lines(folder / JOURNAL))
+    except OSError:
+        return questions
+    for line in lines:
         if line["kind"] != Kind.QUESTION:
             continue
         fields = {field.name: line.get(field.name) for field in dataclasses.fields(Asked)}
