@@ -276,15 +276,15 @@ class SweepRun:
             if not race.pending or self.stopping() or not self._writable:
                 return
             chosen = race.pending[0]
-            run = replace(candidates[chosen], repeat=len(race.records[chosen]))
-            if run.key not in indices:
-                indices[run.key] = len(self.cells)
-                self.screen.add(PlannedCell(run))
-            index = indices[run.key]
-            (needed,) = estimates([self.cells[index]], self.known)
+            run = PlannedCell(replace(candidates[chosen], repeat=len(race.records[chosen])))
+            (needed,) = estimates([run], self.known)
             if budget_s is not None and now() - self.began_at + needed.seconds > budget_s:
                 self._note(f"the budget of {duration(budget_s)} is used up (budget=)")
                 return
+            if run.cell.key not in indices:
+                indices[run.cell.key] = len(self.cells)
+                self.screen.add(run)
+            index = indices[run.cell.key]
             yield index
             if self.screen.records[index] is None:  # another launcher has it, or its host is lost
                 return
