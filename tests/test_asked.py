@@ -10,7 +10,7 @@ from build import make_cell, make_record
 from analysis.study.asked import Asked, answer, is_answered, questions_of, replay
 from analysis.study.noise_floor import Scatter
 from benchmarks.record import Failure, Validity, read_study
-from conf.question import DIFFERS, FASTEST, Question
+from conf.question import DIFFERS, FASTEST, SCALES, Question
 
 ROOT = Path(__file__).parent.parent
 REFUSED = [
@@ -89,7 +89,7 @@ def test_the_answer_names_the_fastest_what_ties_and_what_is_slower():
         "Fastest: none, tied with nccl_allreduce (no other is more than 1 % faster).",
         "Slower: cpu_staged by 30 %.",
     ]
-    assert lines[-1].startswith("5 runs in ") and lines[-1].endswith("wrong in at most 5%.")
+    assert lines[-1].startswith("5 runs in ") and lines[-1].endswith("wrong in at most 5 %.")
 
 
 def test_every_candidate_stands_against_the_first():
@@ -98,6 +98,21 @@ def test_every_candidate_stands_against_the_first():
     lines = answer(asked, replay(asked, records_of(cells)))
     assert lines[0].startswith("none is as fast as nccl_allreduce within 1 % (")
     assert lines[1].startswith("cpu_staged is slower than nccl_allreduce by 30 % (")
+
+
+def test_the_largest_number_above_the_limit_is_named():
+    cells = [make_cell(gpus) for gpus in ((0,), (0, 1), (0, 1, 2, 3))]
+    rates = {1: [1000.0, 1001.0], 2: [1950.0, 1951.0], 4: [3300.0, 3302.0]}
+    records = []
+    for cell in cells:
+        for repeat, rate in enumerate(rates[cell.world_size]):
+            records.append(run_of(cell, repeat, rate))
+    asked = asked_of(SCALES, cells)
+    done = replay(asked, records)
+    lines = answer(asked, done)
+    assert is_answered(done)
+    assert lines[0] == "The efficiency stays above 90 % up to 2 CPU workers (97.5 %)."
+    assert lines[1].startswith("With 4 it is 82.5 % (")
 
 
 def test_it_goes_on_where_the_records_end_and_says_what_is_open():

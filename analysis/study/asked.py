@@ -222,7 +222,7 @@ def _effort(asked: Asked, done: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(done):,.0f} s"
     if is_answered(done):
         grid = 5 * len(asked.names)
-        return f"{text} (a grid with five repeats: {grid} runs); wrong in at most {ERROR:.0%}."
+        return f"{text} (a grid with five repeats: {grid} runs); wrong in at most {percent(ERROR)}."
     more = _further_runs(asked, done)
     if more:
         hours = more * seconds(done) / runs / 3600
@@ -234,10 +234,9 @@ def _effort(asked: Asked, done: RaceState) -> str:
 def _further_runs(asked: Asked, done: RaceState) -> int:
     """Return how many runs more would decide what is open, if they scatter as those so far; 0:
     too little is known."""
-    question, more = asked.question, 0.0
-    for index in _open(done.last):
-        assert done.last is not None
-        low, high = done.last.standings[index].logs
+    question, more, look = asked.question, 0.0, done.last
+    for index in _open(look):
+        low, high = look.standings[index].logs if look else (-math.inf, math.inf)
         if not math.isfinite(high - low):
             return 0
         middle, half = (low + high) / 2, (high - low) / 2
@@ -316,12 +315,13 @@ def _scales(asked: Asked, look: Look) -> Iterator[str]:
     if above == order[0]:
         yield f"The efficiency is below {limit} on more than {size}."
     else:
-        yield f"The efficiency stays above {limit} up to {size} ({share:.1%})."
+        yield f"The efficiency stays above {limit} up to {size} ({100 * share:.1f} %)."
     for index in order[1:]:
         standing = look.standings[index]
-        further, ends = asked.sizes[index], f"{1 + standing.low:.1%} to {1 + standing.high:.1%}"
+        further, low, high = asked.sizes[index], 1 + standing.low, 1 + standing.high
+        ends = f"{100 * low:.1f} to {100 * high:.1f} %"
         if standing.state == BELOW:
-            yield f"With {further} it is {1 + standing.difference:.1%} ({ends})."
+            yield f"With {further} it is {100 * (1 + standing.difference):.1f} % ({ends})."
         elif standing.state == OPEN and not math.isnan(standing.difference):
             yield f"Open: with {further} it is {ends}."
 
