@@ -175,7 +175,9 @@ class Cluster:
     def submit(self, *options):
         """Submit a sweep; return its job and what launch.py printed."""
         words = [sys.executable, ROOT / "launch.py", "-m", "engine=slurm", "engine.submit=true"]
-        status, printed = self.slurm(*words, *SHORT, *options)
+        given = {option.partition("=")[0] for option in options}
+        usual = [option for option in SHORT if option.partition("=")[0] not in given]
+        status, printed = self.slurm(*words, *usual, *options)
         assert status in (0, 2)
         return printed.split()[1], printed
 
