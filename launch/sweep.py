@@ -286,8 +286,9 @@ class SweepRun:
                 self.screen.add(run)
             index = indices[run.cell.key]
             yield index
-            if self.screen.records[index] is None:  # another launcher has it, or its host is lost
-                return
+            record = self.screen.records[index]
+            if record is None or record.state == "interrupted":
+                return  # another launcher has it, its host is lost, or a signal came
 
     def _begin(self) -> None:
         """Read what the study has, and start what takes time before the first cell."""
