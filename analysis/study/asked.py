@@ -327,11 +327,10 @@ def _scales(asked: Asked, look: Look) -> Iterator[str]:
 
 
 def summary(
-    folder: Path, sweep_id: str, records: Iterable[Record]
+    asked: Asked | None, records: Iterable[Record]
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Return tags and metrics of the question of a sweep, for its parent run in MLflow; empty
-    where it asked nothing. `folder` is the study's."""
-    asked = questions_of(folder).get(sweep_id)
+    """Return tags and metrics of a question, for the parent run of its sweep in MLflow; empty where
+    nothing was asked. `records` are the study's."""
     if asked is None:
         return {}, {}
     done = replay(asked, records)

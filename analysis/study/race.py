@@ -88,14 +88,14 @@ class Race:
         self.question, self.candidates = question, list(candidates)
         self.looks: list[Look] = []
         self._looks = 0  # that could answer
+        order = range(len(self.candidates))
+        self._sizes = sorted(order, key=lambda index: self.candidates[index].size)
 
     def first_turn(self) -> tuple[int, ...]:
         """Return the candidates that run before anything is judged."""
-        order = range(len(self.candidates))
         if self.question.kind != SCALES:
-            return tuple(order)
-        by_size = sorted(order, key=lambda index: self.candidates[index].size)
-        return by_size[0], by_size[-1]
+            return tuple(range(len(self.candidates)))
+        return self._sizes[0], self._sizes[-1]
 
     def look(self) -> Look:
         """Judge what the runs so far say, and choose who runs next. Each call spends error."""
@@ -201,7 +201,7 @@ class Race:
                 state = SLOWER
             elif standing.high <= self.question.margin:
                 state = TIED
-            standings[index] = Standing(state, standing.difference, standing.low, standing.high)
+            standings[index] = replace(standing, state=state)
         if not rivals:
             return self._look(leader, standings, ())
         nearest = max(rivals, key=lambda index: (standings[index].high, self._score(index)))
@@ -235,7 +235,7 @@ class Race:
                 state = FASTER
             elif high < 0:
                 state = SLOWER
-            standings[index] = Standing(state, standing.difference, standing.low, standing.high)
+            standings[index] = replace(standing, state=state)
             undecided = state == OPEN or not self._may_answer
             if undecided and high - low > most:
                 widest, most = index, high - low
@@ -245,34 +245,34 @@ class Race:
         return self._look(reference, standings, turn)
 
     def _scales(self, alive: Sequence[int]) -> Look:
-        by_size = sorted(alive, key=lambda index: self.candidates[index].size)
+        by_size = [index for index in self._sizes if index in alive]
         reference, standings = by_size[0], {}
         limit = math.log(self.question.efficiency)
-        sizes = sorted(range(len(self.candidates)), key=lambda index: self.candidates[index].size)
         standings[reference] = Standing(ABOVE, 0.0, 0.0, 0.0)
         undecided = None
         for index in by_size[1:]:
             shift = math.log(self.candidates[index].size / self.candidates[reference].size)
-            standing = self._standing(index, reference, len(sizes) - 1, shift)
+            standing = self._standing(index, reference, len(self._sizes) - 1, shift)
             low, high = standing.logs
             state = OPEN
             if low > limit - self.question.log_margin:
                 state = ABOVE
             elif high < limit:
                 state = BELOW
-            standings[index] = Standing(state, standing.difference, standing.low, standing.high)
+            standings[index] = replace(standing, state=state)
             if undecided is None and (state == OPEN or not self._may_answer):
                 undecided = index
         turn: tuple[int, ...] = ()
         if undecided is not None:
             turn = self._pair(reference, undecided)
         else:
-            turn = self._between(sizes, standings)
+            turn = self._between(standings)
         return self._look(reference, standings, turn)
 
-    def _between(self, sizes: Sequence[int], standings: dict[int, Standing]) -> tuple[int, ...]:
+    def _between(self, standings: dict[int, Standing]) -> tuple[int, ...]:
         """Return the middle one of the sizes between the last above the limit and the next below:
         efficiency is taken to fall with the number of GPUs."""
+        sizes = self._sizes
         above, below = 0, len(sizes)
         for place, index in enumerate(sizes):
             state = standings[index].state if index in standings else OPEN

@@ -36,7 +36,7 @@ def race_table(asked: Asked, race: RaceState, things: str) -> Table:
     title = f"ask={asked.question.kind} margin={percent(asked.question.margin)}"
     table.add_column(title, no_wrap=True, overflow="ellipsis")
     against = "difference"
-    if race.last is not None and race.last.standings:
+    if race.last is not None:
         against = f"against {asked.names[race.last.reference]}"
     for name in ("runs", "s", f"{things}/s", against, "interval"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -64,10 +64,9 @@ ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
 class Tracker:
     """Writes the records of one study to its store. Every method may raise TrackingUnavailable."""
 
-    def __init__(self, uri: str, study: Path, experiment: str) -> None:
-        """Open the store for a study's folder. Use `Tracker.open`."""
-        self._uri, self._study = uri, study
-        output_dir = study.parent
+    def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
+        """Open the store. Use `Tracker.open`."""
+        self._uri = uri
         self._parents: dict[str, str] = {}  # {sweep_id: run_id}
         artifacts = output_dir.absolute() / store.ARTIFACTS
         self._lock = output_dir / ".mlflow.lock"
@@ -100,7 +99,7 @@ class Tracker:
                 (60 s if another launcher holds the lock).
         """
         uri = store.store_uri(tracking.uri, output_dir)
-        return Tracker(uri, output_dir / study, experiment_name(tracking, study))
+        return Tracker(uri, output_dir, experiment_name(tracking, study))
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
@@ -220,8 +219,9 @@ class Tracker:
         state: str,
         values: Values,
         report: Path | None = None,
+        question: tuple[Mapping[str, str], Mapping[str, float]] = ({}, {}),
     ) -> None:
-        """Close the parent run with its figures, its table and its report.
+        """Close the parent run with its figures, its table, its report and its question's answer.
 
         `records` are the rows of its table; those of other sweeps (resumed cells) are not counted.
         `state` is finished, failed (a cell failed) or interrupted; `report` is a folder.
@@ -229,16 +229,15 @@ class Tracker:
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
         summary = mlflow_run.summary_markdown(records, values)
-        asked_tags, asked_metrics = asked.summary(self._study, sweep.sweep_id, records)
         tags = {
-            **asked_tags,
+            **question[0],
             **mlflow_run.parent_tags(own),
             TABLED: str(len(own)),
             PROJECTED: COMPLETE,
             "state": state,
             NOTE: mlflow_run.cut_note(summary, TAG_LENGTH),
         }
-        figures = mlflow_run.parent_metrics(own, values) | asked_metrics
+        figures = {**mlflow_run.parent_metrics(own, values), **question[1]}
         rows = [(name, value, ended, 0) for name, value in figures.items()]
         with store.writing(self._uri, self._lock):
             parent = self._parent(sweep)
@@ -471,11 +470,11 @@ class MlflowWriter:
             values = values_of(study_records, of_other_studies(self._study.folder))
             if measured:
                 self._log(tracker, measured)  # complete ones stay as they are
-            own_values = {}
-            for record in measured:
-                own_values[record.record_id] = values.get(record.record_id, {})
+            own_values = {each.record_id: values.get(each.record_id, {}) for each in measured}
             rows = mlflow_run.valid_records([*done_before, *measured])
-            tracker.finish_sweep(self._sweep, rows, state, values, report)
+            questions = asked.questions_of(self._study.folder)
+            question = asked.summary(questions.get(self._sweep.sweep_id), rows)
+            tracker.finish_sweep(self._sweep, rows, state, values, report, question)
             tracker.write_study(study_records, own_values)
 
         self._try(finish)
@@ -580,6 +579,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     tracker.close_stale()
     complete = tracker.complete_records()
     values = values_of(records, of_other_studies(study_dir))
+    questions = asked.questions_of(study_dir)
     projected, already = 0, len(records)
     for own in sweeps.values():
         missing = [record for record in own if record.record_id not in complete]
@@ -593,6 +593,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
             unreadable += refused
         state = tracker.missing_end(own)
         if state:
-            tracker.finish_sweep(sweep_of(own), own, state, values, study_dir / REPORT)
+            question = asked.summary(questions.get(own[0].sweep_id), records)
+            tracker.finish_sweep(sweep_of(own), own, state, values, study_dir / REPORT, question)
     tracker.write_study(records, values)
     return SyncReport(projected, already, unreadable)
