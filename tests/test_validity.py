@@ -157,6 +157,13 @@ def test_a_lead_in_after_steps_without_exchange_may_have_fewer_collectives():
     assert "steps_changed" not in judge(record, LIMITS).codes
 
 
+def test_each_micro_step_passes_through_the_model():
+    record = changed(cell(accumulate=4))
+    assert "passes" in judge(record, LIMITS).codes["steps_changed"]
+    record.checks["counted"]["timed"]["passes"] *= 4
+    assert "passes" not in judge(record, LIMITS).codes.get("steps_changed", "")
+
+
 def scaled(factor, *names):
     def change(record):
         for name in names:

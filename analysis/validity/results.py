@@ -415,7 +415,8 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
     # What is counted, how often in a step, and by how much the windows may differ.
     expected: list[tuple[str, float, float]] = []
     if record.cell.model.library != OWN_MODEL:  # its layers may be left out at random
-        expected.append(("passes", before.get("passes", 0) / (before.get("calls") or 1), 0.0))
+        of_a_call = before.get("passes", 0) / (before.get("calls") or 1)
+        expected.append(("passes", of_a_call * record.cell.accumulate, 0.0))
     if warm_up.get("steps"):
         windows = len(record.series.get("throughput/images_per_second", ()))
         lead_ins = windows * record.cell.world_size
