@@ -196,7 +196,7 @@ FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
              "{prefetches} modules ask for it, {ahead} gathers had begun before their turn"),
     RankPath("channels_last", "channels_last of weights or batches",
              lambda f: "channels_last" in (f["weights"], f.get("layout")),
-             lambda f: None if f["layout"] == "either" else f["layout"] == f["weights"],
+             lambda f: None if f["layout"] == "either" else f["layout"] == "channels_last",
              "input of the first convolution: {layout}; weights: {weights}"),
     RankPath("TF32", "torch.set_float32_matmul_precision",
              lambda f: f.get("tf32_asked") and "float32" in f.get("products", {"float32": 1}),
