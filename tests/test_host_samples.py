@@ -72,6 +72,18 @@ def sampled(tmp_path, *hosts):
     ), folder
 
 
+def test_the_counter_of_energy_counts_before_the_power_of_the_last_second(tmp_path):
+    _, folder = sampled(tmp_path, ({"power_w": 500}, 0.0))
+    lines = list(read_lines(folder.gpu_samples))
+    for line in lines:
+        line["gpus"][0]["energy_j"] = 700 * (line["time"] - lines[0]["time"])
+    for counted, power_w in ((len(lines), 700), (3, 500)):  # three do not span the windows
+        for line in lines[counted:]:
+            del line["gpus"][0]["energy_j"]
+        folder.gpu_samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert summary(folder)[0]["gpu/power_w"] == pytest.approx(power_w)
+
+
 def codes(record):
     """What the checks of samples say, and what they could not check."""
     judged = judge(record, ValidityLimits())

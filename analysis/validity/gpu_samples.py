@@ -9,6 +9,7 @@ import bisect
 import contextlib
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -59,6 +60,7 @@ GPU_LINE = required(
         memory_bytes=Measured,
         own_bytes=Measured,
         power_w=Measured,
+        energy_j=Measured,  # since the driver was loaded
         reasons=Whole,  # bits
         sm_mhz=Measured,
         temperature_c=Measured,
@@ -96,7 +98,12 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     # The phases of rank 0 in order. The last ends when the rank has its result.
     phases: list[Phase] = []
     is_open = False
+    windows: list[
+        tuple[float, float]
+    ] = []  # of rank 0, timed: begin and end, in seconds since 1970
     for line in read_lines(folder.rank_lines(0)):
+        if line["kind"] == Kind.BLOCK and line.get("purpose") == "timed":
+            windows.append((line["time"] - line["host_ms"] / 1e3, line["time"]))
         if line["kind"] not in (Kind.PHASE, Kind.RESULT):
             continue
         if is_open:
@@ -110,9 +117,12 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
         load = samples_of(folder.samples_of("cpu", host), CPU_LINE)
         cpus.append(_used_by_others(load, phases))
     metrics, facts = _gpu_facts(gpus, phases)
-    windows = [_windows(lines, phases) for lines in gpus]
-    if any(windows):
-        facts["gpu_windows"] = windows
+    counted_w = list(itertools.chain(*(_counted_power_w(lines, windows) for lines in gpus)))
+    if counted_w:
+        metrics["gpu/power_w"] = math.fsum(counted_w) / len(counted_w)
+    of_windows = [_windows(lines, phases) for lines in gpus]
+    if any(of_windows):
+        facts["gpu_windows"] = of_windows
     cpu = cpus[0]
     sampled = list(filter(None, cpus))
     if len(cpus) > 1 and sampled:
@@ -204,6 +214,37 @@ def _gpu_facts(
             if mean is not None:
                 metrics[metric] = mean
     return metrics, {"gpu_samples": facts}
+
+
+def _counted_power_w(
+    lines: Sequence[Sample], windows: Sequence[tuple[float, float]]
+) -> list[float]:
+    """Return the mean power in the windows of each GPU of a host, in W, by its counter of energy.
+
+    What the driver calls power is a mean over the last second, which is too low where a window
+    begins. [] without such counters, and where the samples do not span the windows.
+    """
+    counted = [line for line in lines if all("energy_j" in gpu for gpu in line["gpus"])]
+    counted.sort(key=operator.itemgetter("time"))
+    times = [line["time"] for line in counted]
+    if not windows or not times or times[0] >= windows[0][0] or times[-1] < windows[-1][1]:
+        return []
+    seconds = math.fsum(end - begin for begin, end in windows)
+    powers_w = []
+    for samples in zip(*(line["gpus"] for line in counted), strict=False):
+        joules = 0.0
+        for window in windows:
+            begin_j, end_j = (_energy_j(samples, times, moment) for moment in window)
+            joules += end_j - begin_j
+        powers_w.append(joules / seconds)
+    return powers_w
+
+
+def _energy_j(samples: Sequence[Sample], times: Sequence[float], moment: float) -> float:
+    after = bisect.bisect_left(times, moment)
+    share = (moment - times[after - 1]) / (times[after] - times[after - 1])
+    before_j, after_j = (float(samples[index]["energy_j"]) for index in (after - 1, after))
+    return before_j + share * (after_j - before_j)
 
 
 def _windows(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:

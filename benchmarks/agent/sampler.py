@@ -124,6 +124,7 @@ class SampledGpus:
         queries: dict[str, Callable[[Any], Any]] = {
             "sm_mhz": lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
             "power_w": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            "energy_j": lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
             "temperature_c": lambda gpu: temperature(gpu, nvml.NVML_TEMPERATURE_GPU),
             "reasons": lambda gpu: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu),
             "memory_bytes": lambda gpu: int(memory(gpu, version=nvml.nvmlMemory_v2).used),
