@@ -169,7 +169,8 @@ class WatchedUpdate:
     def _ddp_facts(self, parameters: list[nn.Parameter]) -> dict[str, Any]:
         logged: dict[str, Any] = {}
         for wrapper in _live(DistributedDataParallel):
-            if any(each is parameters[0] for each in wrapper.parameters()):
+            is_own = any(each is parameters[0] for each in wrapper.parameters())
+            if is_own and wrapper.require_backward_grad_sync:  # not of local SGD
                 logged = wrapper._get_ddp_logging_data()
         if logged.get("world_size", 1) < 2:
             return {}

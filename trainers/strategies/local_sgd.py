@@ -17,7 +17,7 @@ from trainers import collectives
 from trainers.strategies.ddp import DdpAlone, NcclAllreduce
 from trainers.strategy import ExchangeAlone
 
-WARM_UP_CAP_MB = 25.0  # of DDP's buckets in synchronous steps
+WARM_UP_CAP_MB = 1e6  # of DDP's buckets in synchronous steps: it splits none behind the first step
 
 
 class Fragment:
