@@ -13,6 +13,8 @@ rules:
     omit_if_default  options that a cell has only where they are not what `auto` means: cells of
                    before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other
+    rehearse       the most of an option of a benchmark where it is rehearsed (rehearse=); a word
+                   replaces its value
     shared_memory  true: a strategy that takes memory in /dev/shm
     some_models    true: a strategy that cannot train every model: its `refuse` is asked first
     trains         false: a benchmark that measures links, without a model and a strategy
@@ -118,6 +120,7 @@ class Rules(msgspec.Struct, forbid_unknown_fields=True, rename={"target": "_targ
     accepts: dict[str, Any] = {}  # Limits
     omit_if_default: list[str] = []
     conflicts: list[dict[str, Any]] = []
+    rehearse: dict[str, Any] = {}
     shared_memory: bool = False
     some_models: bool = False
     trains: bool = True

@@ -22,6 +22,8 @@ LAUNCHER = "RINGSIDE_LAUNCHER"
 CLOCK_BOUND = "RINGSIDE_CLOCK_BOUND"
 # Its umask in octal digits, which such a profiler does not hand on.
 UMASK = "RINGSIDE_UMASK"
+# GPUs that the ranks of a rehearsal share: each has that of its planned id modulo this number.
+SHARED_GPUS = "RINGSIDE_SHARED_GPUS"
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
 MEMORY = Path("/proc/meminfo")

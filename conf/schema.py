@@ -397,6 +397,12 @@ class Config:
         True,
         "in the end for cells that another launcher is measuring; false: leave with exit status 3",
     )
+    rehearse: Any = option(
+        False,
+        "try each run once and briefly, for a machine of so many GPUs (true: those of topology= or "
+        "of this one) whose ranks share what is here: what would fail there? Without ask, predict",
+        words=("True", "False"), least=1, most=64, whole=True,
+    )  # fmt: skip
     dry_run: bool = option(False, "print the cells and the time they take, start nothing")
 
 

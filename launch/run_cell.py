@@ -60,7 +60,7 @@ class CellRunner:
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
         caches = compile_cache_variables(cell, self.study.folder.parent, self.here.surrounding)
-        environment = self.here.facts(cell, folder, caches)
+        environment = self.here.facts(cell, folder, caches) | planned.environment
         predicted = self.forecasts.before(cell, environment, study_records)
         details = {
             "study": self.study.name,

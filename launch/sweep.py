@@ -17,6 +17,7 @@ from rich.console import Console
 from analysis.console import SafeConsole
 from analysis.study.asked import Asked, answer, is_answered, replay
 from analysis.study.noise_floor import of_other_studies
+from analysis.study.rehearsal import conclusion
 from analysis.study.study import Study
 from analysis.text import single_line
 from benchmarks import record as records
@@ -381,6 +382,9 @@ class SweepRun:
             for line in slow:
                 self.console.print(line, markup=False, style="bold red")
             self.console.print(compared, markup=False)
+        if self.cells[0].environment and every_run:
+            line, fails = conclusion(every_run)
+            findings, self._incomplete = [line], self._incomplete or fails
         is_open = False
         if self.asked is not None:
             race = replay(self.asked, filter(None, self.screen.records))
@@ -467,7 +471,8 @@ class SweepRun:
             with contextlib.suppress(OSError):
                 output = self.study.folder_of(record).output
                 text = output.read_text(encoding="utf-8", errors="replace")
-                self.console.print(text, markup=False, soft_wrap=True, end="")
+                if not planned.environment:  # what a benchmark prints are times
+                    self.console.print(text, markup=False, soft_wrap=True, end="")
             self.mlflow.log(record)
             self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
         except NotOurs as error:

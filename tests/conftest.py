@@ -154,6 +154,9 @@ def pytest_addoption(parser):
     for name, (usual, words) in NUMBERS.items():
         group.addoption(name, type=int, default=usual, metavar="N", help=words)
     group.addoption(
+        "--shared-gpu", action="store_true", help="ranks share one GPU; tests of speed are left out"
+    )
+    group.addoption(
         "--nothing-skipped", action="store_true", help="a test that is skipped counts as failed"
     )
 
@@ -194,8 +197,13 @@ def pytest_terminal_summary(terminalreporter, config):
 # --- order, and what several files start from
 
 
-def pytest_collection_modifyitems(items):
-    """Modules that take minutes start first."""
+def pytest_collection_modifyitems(config, items):
+    """Modules that take minutes start first; of GPUs that are shared no speed is judged."""
+    if config.getoption("shared_gpu"):
+        marks = {item: item.get_closest_marker("multi_gpu") for item in items}
+        apart = [item for item, mark in marks.items() if mark and not mark.kwargs.get("shared")]
+        config.hook.pytest_deselected(items=apart)
+        items[:] = [item for item in items if item not in apart]
     order = {name: number for number, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
@@ -209,6 +217,13 @@ def pytest_collection_finish():
     gc.freeze()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def sharing(request):
+    """The options of launch.py by which two ranks share the GPU that there is; none of them for two
+    GPUs. The study is then DEFAULT-rehearsal: `default*`."""
+    return ["rehearse=2"] if request.config.getoption("shared_gpu") else []
 
 
 @pytest.fixture(scope="module")

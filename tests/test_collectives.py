@@ -468,15 +468,23 @@ FORMS = [f"collective={name}" for name in COLLECTIVES] + [
 ]
 
 
-@pytest.mark.multi_gpu
+@pytest.mark.multi_gpu(shared=True)
 @pytest.mark.parametrize("calls", ["nccl", "torch"])
 @pytest.mark.parametrize("asked", FORMS)
-def test_gpus_return_what_they_should(tmp_path, asked, calls):
+def test_gpus_return_what_they_should(tmp_path, sharing, asked, calls):
     options = (asked, f"calls={calls}", "max_bytes=16M", "factor=16")
-    command = [sys.executable, "launch.py", "gpus=0,1", "benchmark=collectives", "tracking=none"]
+    command = [
+        sys.executable,
+        "launch.py",
+        "gpus=0,1",
+        "benchmark=collectives",
+        "tracking=none",
+        *sharing,
+    ]
     command += [f"output_dir={tmp_path}", *(f"benchmark.{option}" for option in options)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    ((record,), _) = read_study(tmp_path / "default")
+    (study,) = tmp_path.glob("default*")
+    ((record,), _) = read_study(study)
     assert record.checks["wrong_elements"] == 0 and record.validity.verdict != "invalid"
     assert record.checks["calls"] == calls

@@ -51,7 +51,7 @@ def process(kind, case, number, folder):
     given = {"name": given, "servers": 1} if isinstance(given, str) else given
     device = torch.device("cpu")
     if kind == "cuda":
-        device = torch.device("cuda", min(number, 1))
+        device = torch.device("cuda", min(number, torch.cuda.device_count() - 1))
         torch.cuda.set_device(device)
     if number == RANKS:
         server_process.serve(0, device, kind, 1, lambda phase: None, lambda served: None)
@@ -113,6 +113,7 @@ def ran(folder, *cases, kind="cuda"):
         "NCCL_SOCKET_IFNAME": "=lo",
         "CUDA_MODULE_LOADING": "EAGER",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # of --shared-gpu
     }
     started = []
     with contextlib.ExitStack() as stack:
@@ -139,7 +140,7 @@ def free_ports(count):
         return [str(free.getsockname()[1]) for free in sockets]
 
 
-@pytest.mark.multi_gpu
+@pytest.mark.multi_gpu(shared=True)
 @pytest.mark.parametrize(("kind", "link"), [("", "server_link"), ("staged_", "host_link")])
 def test_a_server_far_away_gives_a_gpu_what_one_here_gives(tmp_path, kind, link):
     results = ran(tmp_path, f"{kind}one", f"{kind}two")
@@ -149,14 +150,14 @@ def test_a_server_far_away_gives_a_gpu_what_one_here_gives(tmp_path, kind, link)
         assert {"net_link", link} <= set(far["probes"])
 
 
-@pytest.mark.multi_gpu
+@pytest.mark.multi_gpu(shared=True)
 def test_an_asynchronous_server_on_a_gpu_far_away_serves_each_worker(tmp_path):
     for number, rank in enumerate(ran(tmp_path, "async")["async"]):
         assert rank["losses"][-1] < rank["losses"][0] and rank["returned"] == [number + 1.0]
         assert rank["facts"]["staleness/updates"] % STEPS == 0
 
 
-@pytest.mark.multi_gpu
+@pytest.mark.multi_gpu(shared=True)
 @pytest.mark.parametrize("name", WITHOUT_SERVERS)
 def test_gpus_of_two_hosts_train_as_those_of_one(tmp_path, name):
     results = ran(tmp_path, "allreduce_on_1", f"{name}_on_1", f"{name}_on_2")

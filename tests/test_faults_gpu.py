@@ -3,6 +3,8 @@
 python -m pytest -m 'gpu or multi_gpu' -n 0 tests/test_faults_gpu.py [--campaign-to FILE]
 """
 
+import shutil
+
 import pytest
 from faults import Fault, PlantedSweep
 from faults_seen import examine, record_outcomes
@@ -33,7 +35,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def strike(folder, record_property, kinds, process, gpus):
+def strike(folder, record_property, kinds, process, gpus, sharing=()):
     """Run a sweep with one faulty cell for each kind and a healthy one at the end; look at all of them."""
     faults = {
         10 + number: Fault(
@@ -41,9 +43,13 @@ def strike(folder, record_property, kinds, process, gpus):
         )
         for number, (kind, expected) in enumerate(kinds.items())
     }
-    sweep = PlantedSweep(folder, faults, *OPTIONS, f"gpus=[{gpus}]", healthy=(HEALTHY,))
+    sweep = PlantedSweep(folder, faults, *OPTIONS, f"gpus=[{gpus}]", *sharing, healthy=(HEALTHY,))
     try:
         sweep.run(timeout_s=560)
+        if sharing:
+            sweep.study_dir = sweep.output_dir / "default-rehearsal"
+            for alone in sweep.study_dir.glob("*-gpus0-*"):  # the memory of one rank
+                shutil.rmtree(alone)
         outcomes = [examine(fault, sweep, cap) for cap, fault in faults.items()]
     finally:
         sweep.end()
@@ -61,7 +67,10 @@ def test_one_gpu(tmp_path, record_property):
     strike(tmp_path, record_property, ON_ANY, 0, "0")
 
 
-@pytest.mark.multi_gpu
+@pytest.mark.multi_gpu(shared=True)
 @pytest.mark.timeout(600)
-def test_two_gpus(tmp_path, record_property):
-    strike(tmp_path, record_property, ON_ANY | BETWEEN_RANKS, 1, "0,1")
+def test_two_gpus(tmp_path, record_property, sharing):
+    kinds = ON_ANY | BETWEEN_RANKS
+    if sharing:
+        del kinds[STRANGER]  # a rehearsal does not ask who else is there
+    strike(tmp_path, record_property, kinds, 1, "0,1", sharing)

@@ -209,16 +209,17 @@ def on_gpus(tmp_path, *asked):
     command.append(f"output_dir={tmp_path}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    ((record,), _) = read_study(tmp_path / "default")
+    (study,) = tmp_path.glob("default*")
+    ((record,), _) = read_study(study)
     return record
 
 
-@pytest.mark.multi_gpu
+@pytest.mark.multi_gpu(shared=True)
 @pytest.mark.parametrize("exchange", ["peer", "host", "nccl"])
 @pytest.mark.parametrize("nx,ny", [(16384, 16384), (1000, 5), (3000, 777)])
-def test_gpus_find_the_solution_of_one(tmp_path, exchange, nx, ny):
+def test_gpus_find_the_solution_of_one(tmp_path, sharing, exchange, nx, ny):
     options = (f"exchange={exchange}", "niter=200", f"nx={nx}", f"ny={ny}")
-    record = on_gpus(tmp_path, "gpus=0,1", *(f"benchmark.{option}" for option in options))
+    record = on_gpus(tmp_path, "gpus=0,1", *sharing, *(f"benchmark.{option}" for option in options))
     assert record.checks["solution_difference"] <= record.checks["solution_tolerance"]
     assert "solution_differs" not in record.validity.codes
 

@@ -83,6 +83,45 @@ study_compiled() {
   finish "${studies[@]}"
 }
 
+study_rehearsal() {
+  # Eight GPUs rehearsed on one, with NCCL 2.30 (README.md): every strategy; three planted troubles, which must be found; sizes, graphs,
+  # hooks, shards, a trace, collectives and a script. 1 GPU, 9 minutes.
+  # Fills nothing: a run that would fail on real GPUs is a fault to be mended. No number of it is a rate.
+  local little brief=("engine.start_timeout_s=$(small 90 40)" "engine.silence_timeout_s=$(small 45 15)")
+  little=("${brief[@]}" "model=$(small resnet18 fmnist_cnn)" "batch_size=$(small 64 16)")
+  sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
+  cells 60 planted_setting gpus=0,1 rehearse=2 strategy=nccl_allreduce nccl.socket_ifname=null,nothing0 "${little[@]}"
+  cells 75 planted_hang --config-dir "$PWD/tests/data/own_code/conf" 'gpus=[0,1],[0,1,2,3]' rehearse=4 strategy=forgets \
+    "model=$(small resnet18 fmnist_cnn)" engine.start_timeout_s=30 engine.silence_timeout_s=10
+  cells 75 planted_large gpus=all rehearse=8 "model=$model" strategy=nccl_allreduce "batch_size=$(small 16384 1000000)" "${brief[@]}"
+  cells 60 script gpus=0,1 rehearse=2 benchmark=script "benchmark.run=$PWD/tests/data/own_code/src/ddp.py" "${brief[@]}"
+  cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
+  cells 60 collectives "gpus=$sizes" rehearse=8 benchmark=collectives benchmark.collective=all_reduce,all_to_all "${brief[@]}"
+  cells 60 hooks gpus=0,1 rehearse=2 strategy=nccl_allreduce strategy.comm_hook=fp16,bf16 "${little[@]}"
+  cells 100 shards 'gpus=[0,1,2,3]' rehearse=4 "strategy=$(small fsdp,zero1,zero2,local_sgd local_sgd)" "${little[@]}"
+  cells 60 traced gpus=0,1 rehearse=2 profiler=torch "${little[@]}"
+  set -- strategies planted_setting planted_hang planted_large script sizes collectives hooks shards traced
+  finish "${@/%/-rehearsal}"
+}
+
+study_shared_gpu() {
+  # The tests of two GPUs that judge no speed, on one GPU with NCCL 2.30 (README.md). 1 GPU, 9 minutes.
+  # Fills nothing: a failure is a fault of the code or of the test.
+  shared() {  # SECONDS NAME FILE [OPTION...]
+    local seconds=$1 title=$2 file=tests/$3 only=()
+    shift 3
+    if [ "${SMALL:-}" ]; then only=(--collect-only -q); fi
+    step "$seconds" "$title" "$PYTHON" -m pytest -n 0 --tb=short --timeout=150 --shared-gpu -m multi_gpu "${only[@]}" "$@" "$file"
+  }
+  LINES_SHOWN=30
+  shared 150 far_gpus test_far_gpus.py
+  shared 230 faults test_faults_gpu.py
+  shared 100 collectives test_collectives.py -k 'nccl and (all_gather or reduce_scatter or send_recv or graph or coalesced)'
+  shared 100 jacobi test_jacobi.py -k 3000
+  shared 100 collectives_of_torch test_collectives.py -k 'torch and (broadcast or gather or scatter)'
+  finish
+}
+
 study_strong_scaling() {
   # A fixed global batch on one GPU, on the other, and on both, each step one replay of a CUDA graph; three runs. 2 GPUs, 3 minutes.
   # Fills "CUDA graphs", strong scaling: a verdict for each number of GPUs. Copy $out/strong_scaling, packed, to tests/data/h200_x2.
@@ -403,6 +442,7 @@ N=${N:-$(small 8 2)}
 all=$(seq -s , 0 $((N - 1)))
 halves=$(seq -s , 0 $((N / 2 - 1)))
 each=$(seq 0 $((N - 1)) | sed 's/.*/[&]/' | paste -sd ,)
+sizes="$(small '[0,1],[0,1,2,3],[0,1,2,3,4,5,6,7]' '[0,1]')"
 scale='[0,1]'  # 2, 4, … all: one GPU alone is in $each
 for ((size = 4; size <= N; size *= 2)); do scale+=",[$(seq -s , 0 $((size - 1)))]"; done
 if [ -z "${SHOW:-}" ]; then

@@ -29,6 +29,7 @@ WORDS = {
     "valid": "every check that could run was passed",
     "suspect": "the numbers are used, with a mark: a check doubts them; see its code",
     "invalid": "the numbers are wrong and enter no baseline and no comparison; see its code",
+    "rehearsal": "the run was tried for another machine (rehearse=); it has no number of time",
     "unchecked": "a check could not run; its sentence says why",
     "not applicable": "a check has nothing to look at in such a run",
     "finding": "worth knowing; the numbers stay valid",

@@ -35,6 +35,7 @@ from analysis.report.sections.conditions_section import (
     costs,
     environment,
     fast_paths,
+    rehearsal,
     validity,
 )
 from analysis.report.sections.links_section import links, wire_lines
@@ -51,6 +52,7 @@ from analysis.study.study_inputs import StudyPath, differing, open_inputs, studi
 from analysis.text import count, join_words, sentence, single_line
 from analysis.validity.checks import changed_limits
 from analysis.verification.quick import QuickCheck
+from benchmarks.record import REHEARSAL
 from conf import groups
 from conf.options import Refused
 from conf.targets import locate_without_torch
@@ -58,6 +60,7 @@ from conf.targets import locate_without_torch
 BENCHMARKS = None  # their sections, which their YAML names
 # The page from top to bottom.
 SECTIONS: tuple[SectionFunction | None, ...] = (
+    rehearsal,
     question,
     scaling,
     rates_by_option,
@@ -179,6 +182,8 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     if sections and sections[0].anchor == "question":
         finding = tuple(line for line in finding if not line.startswith(FASTEST_IS))
         finding = (*sections[0].lines[:2], *finding)  # the question's answer is the answer
+    if sections and sections[0].anchor == "rehearsal":
+        finding = sections[0].finding
     words, rest = words_of(study), []
     for section in sections:
         figures = [
@@ -218,7 +223,7 @@ def not_measured(study: Study, findings: Findings) -> dict[str, str]:
     What one option measures is one entry.
     """
     by_option: dict[str, list[str]] = defaultdict(list)
-    if study.trains:
+    if study.trains and study.usable:
         for why, option in {**findings.scaling.refusals, **findings.unsaid}.items():
             by_option[option or why].append(sentence(single_line(words_of(study)(why), 600)))
     if study.unreadable:
@@ -256,6 +261,8 @@ def verdict_line(study: Study) -> str:
         verdicts[verdict] += 1
         if verdict == "suspect":
             codes |= dict.fromkeys(record.validity.against)
+    if REHEARSAL in verdicts:
+        return "a rehearsal: no rate was measured"
     if verdicts.keys() == {"valid"}:
         return f"✓ {count(len(study.records), 'run is', 'runs are')} valid"
     words = [f"{number} {verdict}" for verdict, number in verdicts.items() if verdict != "valid"]

@@ -134,7 +134,7 @@ class Study:
                     why += f": {record.failure.message}"
             elif not record.usable:
                 reasons = "; ".join(record.validity.codes.values())
-                why = f"invalid: {reasons or 'no reason was recorded'}"
+                why = f"{record.validity.verdict}: {reasons or 'no reason was recorded'}"
             rows.append((record, why))
         return tuple(rows)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from analysis.validity import below_wires, fast_paths, limits, results, surroundings
 from analysis.validity.check import Check, CheckOutcome
-from benchmarks.record import VERDICTS, Record, Validity
+from analysis.validity.nccl_settings import IGNORED
+from benchmarks.record import REHEARSAL, VERDICTS, Record, Validity
 from conf.schema import ValidityLimits
 
 CHECKS: tuple[Check, ...] = (
@@ -72,6 +73,12 @@ CHECKS: tuple[Check, ...] = (
     limits.input_bound,
     limits.reference_exceeded,
 )
+# Checks of time or of others, by which ranks that share a device in a rehearsal are not judged.
+OF_TIME = (
+    *("clocks_disagree", "rate_inconsistent", "samples_do_not_fill_window"),
+    *("foreign_load", "foreign_load_timed", "throttled"),
+)
+MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keeps of its metrics
 # Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
 # settings with NCCL's log, from launch.profiled_pass, and from analysis.verification.quick.
 # {code: (verdict, meaning, what to do)}
@@ -136,9 +143,13 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
     without_object: dict[str, str] = {}
     sentences_of = {"unchecked": skipped, "not applicable": without_object}
     severities = []
+    is_rehearsal = REHEARSAL in record.environment
     for check in CHECKS:
         if check.since > record.schema_version:
             continue  # the verdict of an older record is that of its time
+        if is_rehearsal and (check.severity != "invalid" or check.code in OF_TIME):
+            without_object[check.code] = "a rehearsal judges no time"
+            continue
         outcome = check.judge(record, limits)
         if not outcome:
             continue
@@ -152,12 +163,16 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
             codes[check.code] = check.sentence.format(text)
     for finding in record.effective.get("findings", []):
         code, severity, sentence = finding["code"], finding["severity"], finding["sentence"]
+        if is_rehearsal and code not in (IGNORED, "profiled"):
+            continue  # it rests on the wires, which are not those of the machine planned for
         severities.append(severity)
         sentences = sentences_of.get(severity, codes)
         if code in sentences:
             sentence = f"{sentences[code]}; {sentence}"
         sentences[code] = sentence
     verdicts = ["valid", *(severity for severity in severities if severity in VERDICTS)]
+    if is_rehearsal:
+        verdicts.append(REHEARSAL)
     return Validity(max(verdicts, key=VERDICTS.index), codes, skipped, numbers, without_object)
 
 
@@ -189,5 +204,9 @@ def limit_marks(record: Record) -> list[str]:
 
 
 def judged(record: Record, limits: ValidityLimits) -> Record:
-    """Return the record with its validity."""
-    return dataclasses.replace(record, validity=judge(record, limits))
+    """Return the record with its validity; of a rehearsal without its rates and times."""
+    record = dataclasses.replace(record, validity=judge(record, limits))
+    if REHEARSAL not in record.environment:
+        return record
+    metrics = {name: record.metrics[name] for name in MEMORY if name in record.metrics}
+    return dataclasses.replace(record, metrics=metrics, within_run={}, series={}, tables={})

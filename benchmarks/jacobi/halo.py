@@ -179,13 +179,16 @@ class Peer(GpuHalo):
 
         super().__init__(slab)
         before, after = neighbours(ranks)
+        own = ranks.device.index  # a rehearsal has several ranks on one GPU
+        rows = len(slab.rows) + 2
+        by_rank = collectives.all_gather_json({"handle": handle.hex(), "rows": rows, "gpu": own})
         for neighbour in {before, after}:
-            if not torch.cuda.can_device_access_peer(ranks.rank, neighbour):
+            gpu = by_rank[neighbour]["gpu"]
+            if gpu != own and not torch.cuda.can_device_access_peer(own, gpu):
                 raise ValueError(
                     f"benchmark.exchange=peer: the GPU of rank {ranks.rank} cannot address that of "
                     f"rank {neighbour}; possible here: host and nccl"
                 )
-        by_rank = collectives.all_gather_json({"handle": handle.hex(), "rows": len(slab.rows) + 2})
         bases = {}
         for neighbour in {before, after}:
             bases[neighbour] = cuda_copies.imported(bytes.fromhex(by_rank[neighbour]["handle"]))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.rank import stacks
 from benchmarks.record import CellFolder, Kind, safe_files
 from benchmarks.record.lines import now
-from conf.host import CLOCK_BOUND, STARTER
+from conf.host import CLOCK_BOUND, SHARED_GPUS, STARTER
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +115,7 @@ def _measure(
     if cell.runs_script:
         locate(cell.target("benchmark"))(cell, number, reporter, origin)
         return
-    gpu = _gpu_index(cell, number)
+    gpu = gpu_index(cell, number)
     if gpu is not None and cell.device == "cuda":
         device = torch.device("cuda", gpu)
         torch.cuda.set_device(device)
@@ -150,16 +150,15 @@ def _measure(
         server_process.serve(server, device, cell.device, threads, reporter.phase, reporter.beat)
 
 
-def _gpu_index(cell: "Cell", number: int) -> int | None:
+def gpu_index(cell: "Cell", number: int) -> int | None:
     """Return which of the visible GPUs of its host a process uses; None: the host's memory."""
     own = cell.places[number]
     if own.gpu is None:
         return None
-    visible: list[int] = []
-    for process in cell.places:
-        if process.host == own.host and process.gpu is not None and process.gpu not in visible:
-            visible.append(process.gpu)
-    return visible.index(own.gpu)
+    gpus = [each.gpu for each in cell.places if each.host == own.host and each.gpu is not None]
+    present = int(os.environ.get(SHARED_GPUS, 1 + max(gpus)))  # fewer where ranks share them
+    visible = dict.fromkeys(gpu % present for gpu in gpus)
+    return [*visible].index(own.gpu % present)
 
 
 def _run(

@@ -5,6 +5,7 @@ from benchmarks.record.folder import CellFolder, record_paths
 from benchmarks.record.lines import Kind, Lines, read_line, read_lines
 from benchmarks.record.record import (
     FINDINGS,
+    REHEARSAL,
     SCHEMA_VERSION,
     STATES,
     VERDICTS,
@@ -21,6 +22,7 @@ from benchmarks.record.record import (
 
 __all__ = [
     "FINDINGS",
+    "REHEARSAL",
     "SCHEMA_VERSION",
     "STATES",
     "VERDICTS",

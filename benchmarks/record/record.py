@@ -32,7 +32,8 @@ OLDEST_SCHEMA = 4
 LATER_FIELDS = ("predicted",)  # that the oldest schema lacks
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
-VERDICTS = ("valid", "suspect", "invalid")
+REHEARSAL = "rehearsal"  # a verdict, and what the environment says of the machine planned for
+VERDICTS = ("valid", "suspect", "invalid", REHEARSAL)
 # Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a
 # finding too.)
 FINDINGS = (
@@ -148,7 +149,7 @@ class Record:
     @property
     def usable(self) -> bool:
         """Whether its numbers may enter a baseline or a plot unmarked."""
-        return self.state == "finished" and self.validity.verdict != "invalid"
+        return self.state == "finished" and self.validity.verdict in ("valid", "suspect")
 
 
 def write(folder: CellFolder, record: Record) -> Path:

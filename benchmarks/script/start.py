@@ -23,12 +23,12 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
-from benchmarks.rank.worker import MOST_CHARACTERS, PR_SET_PDEATHSIG
+from benchmarks.rank.worker import MOST_CHARACTERS, PR_SET_PDEATHSIG, gpu_index
 from benchmarks.record import Kind, read_line
 from benchmarks.script import derive
 from benchmarks.script.request import NONE, PYTHON_FILE, RANKS, TORCHRUN
 from conf.cell import Cell
-from conf.host import TOKEN
+from conf.host import SHARED_GPUS, TOKEN
 from conf.secrets import without_secrets
 
 HOOKS = Path(__file__).parent / "hooks"
@@ -135,6 +135,8 @@ class ScriptRank:
         if not self._is_elastic:
             for name in filter(OF_RANKS.fullmatch, os.environ):
                 del environment[name]
+        elif SHARED_GPUS in environment:  # scripts take LOCAL_RANK for the number of their GPU
+            environment["LOCAL_RANK"] = str(gpu_index(self._cell, self._number))
         path = os.pathsep.join(filter(None, [str(HOOKS), environment.get("PYTHONPATH")]))
         lines = self._reporter.folder.rank_lines(self._number).with_name("{rank}.jsonl")
         settings = json.dumps({"lines": str(lines)})

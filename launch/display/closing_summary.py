@@ -24,7 +24,7 @@ from analysis.study.runs import Runs
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from analysis.validity.checks import CHECKS
-from benchmarks.record import Record, read_study
+from benchmarks.record import REHEARSAL, Record, read_study
 from conf.cell import counted
 from launch.display.columns import (
     ABOUT_DRIFT,
@@ -279,6 +279,8 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
     made others suspect, as `finding` has it; the last names checks that could not run.
     """
     finished = [record for record in records if record.state == "finished"]
+    if any(record.validity.verdict == REHEARSAL for record in finished):
+        return []
     verdicts = Counter(record.validity.verdict for record in finished)
     reasons: dict[tuple[str, str], list[str]] = {}  # by style, and run or code
     unchecked: dict[str, str] = {}

@@ -11,7 +11,7 @@ from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
 from analysis.report.numbers import ABSENT
 from analysis.study.names import KIND, NCCL, varying
 from analysis.validity.checks import verdict_words
-from benchmarks.record import Record
+from benchmarks.record import REHEARSAL, Record
 from conf.cell import Cell, compress_hosts
 from launch.plan.order import PlannedCell
 
@@ -21,7 +21,7 @@ MOST_SETTINGS = 3  # of NCCL's that have a column each; a preset sets many at on
 RENAMED = (*KIND, "batch_size", "precision", "optimize", "benchmark.sha256")
 OF_TRAINING = ("model", "strategy", "batch", "precision", "optimize")
 STATE, VALIDITY, COST, BAR = "state", "validity", "cost ms", "bar"
-STYLES = {"invalid": "red", "suspect": "yellow", "valid": "green"}  # the worst first
+STYLES = {"invalid": "red", "suspect": "yellow", REHEARSAL: "cyan", "valid": "green"}  # worst first
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (
     *(TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms"),

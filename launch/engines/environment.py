@@ -12,7 +12,7 @@ from benchmarks.agent.processes import Variables
 from benchmarks.record import CellFolder, safe_files
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.cell import CONNECTIONS, MOST_CONNECTIONS, Cell
-from conf.host import TOKEN
+from conf.host import SHARED_GPUS, TOKEN
 from conf.secrets import is_secret
 from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED, recorded_variables
@@ -120,6 +120,8 @@ def cell_variables(
         # Its socket has a fixed port, which a second cell on the machine would want too.
         "NCCL_RAS_ENABLE": "0",
     }
+    if machine.shares_gpus:
+        variables |= {SHARED_GPUS: str(machine.present), "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     if cell.hosts and cell.server_gpus:
         # A kernel of NCCL's that waits for another host must hold back neither the streams that
         # would share its queue nor the loading of another kernel, which waits for those that run.
@@ -136,6 +138,8 @@ def cell_variables(
         "NCCL_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus)))),
     }
+    if machine.shares_gpus and len(cell.gpus) >= 8 * machine.present:
+        defaults["NCCL_MAX_CTAS"] = "4"  # more blocks of eight ranks do not fit an H200
     return Variables(variables | cell.variables, defaults, FOREIGN)
 
 

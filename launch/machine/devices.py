@@ -58,12 +58,18 @@ class Machine:
     all_gpus: tuple[int, ...]  # the ids that `gpus=all` means
     cores: int
     why: str = ""  # for CPU workers: why no GPU is used
+    present: int = 0  # of a rehearsal: the devices that are here, which the planned ones share
 
     @property
     def memory_bytes(self) -> int | None:
         """Return the memory of the smallest GPU; None if the driver does not say."""
         sizes = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
         return min(sizes, default=None)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Return whether several planned GPUs are one that is here."""
+        return self.kind == "cuda" and 0 < self.present < len(self.all_gpus)
 
     @property
     def threads(self) -> int:

@@ -9,7 +9,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.study.names import BETWEEN
@@ -32,6 +32,7 @@ class PlannedCell:
 
     cell: Cell
     drift: bool = False  # the first cell once more, at the end of a repeated list
+    environment: dict[str, Any] = field(default_factory=dict)  # of a rehearsal: what is planned for
 
     @property
     def name(self) -> str:

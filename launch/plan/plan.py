@@ -20,6 +20,7 @@ from conf.subsets import by_link, shown
 from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet
 from launch.nsys import Nsys, find
+from launch.plan import rehearsal
 from launch.plan.expand import (
     PlannedHost,
     host_names,
@@ -82,6 +83,8 @@ def plan(
         machine_of_topology(first)  # also where only gpus=classes would read the file
     configs, nsys, nsys_missing = with_profilers(configs, surroundings)
 
+    if first.rehearse is not False and any(config.nodes for config in configs):
+        raise Refused(f"rehearse={first.rehearse}: works on this machine only, without nodes=")
     if fleet is not None:
         hosts, machine = planned_hosts(fleet), fleet.hosts[0].machine
     else:
@@ -90,6 +93,9 @@ def plan(
             machine, like = machine_of_topology(first), f"that of topology={first.topology}"
         else:
             machine = look(first.device, surroundings)
+            if first.rehearse is not False:
+                wanted = machine if first.topology is None else machine_of_topology(first)
+                machine = rehearsal.machine_of(first, machine, wanted.all_gpus)
         names = wanted_hosts(configs, surroundings)
         hosts = {name: PlannedHost(name, machine) for name in names}
         if hosts:
@@ -115,7 +121,7 @@ def plan(
 
     folder = study_folder(first.output_dir, first.study)
     question = asked_question(first)
-    if question is not None:
+    if question is not None and not machine.present:
         refuse_question(question, first, unique, folder)
         notices.append(
             f"ask={question.kind}: {count(len(unique), 'candidate')}, each first once, then those "
@@ -129,6 +135,13 @@ def plan(
         known_freedom(of_other_studies(folder)),
         was=lambda cell: CellFolder(folder / cell.folder).record.exists(),
     )
+    if machine.present:
+        if not first.dry_run:
+            rehearsal.refuse_old_nccl(machine, surroundings)
+        order = ordered(unique, first.repeats, first.seed, twice)
+        notices = ["a rehearsal: runs are brief, and no time counts", *dict.fromkeys(notices)]
+        config, order = rehearsal.rehearsed(first, machine, order)
+        return Plan(config, machine, order, notices, nsys)
     if twice:
         notices.append(
             f"{len(twice)} of {count(len(unique), 'configuration')} measured twice, to learn the "

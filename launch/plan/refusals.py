@@ -71,7 +71,7 @@ READ_BY = {
 SHARED = (
     *("study", "output_dir", "tracking", "engine", "hosts", "validity", "device", "repeats"),
     *("noise_pairs", "resume", "wait", "dry_run", "topology", "tuning_pass", "sample_gpus"),
-    *("predict", "report", "ask", "margin", "budget", "efficiency", "rate"),
+    *("predict", "report", "ask", "margin", "budget", "efficiency", "rate", "rehearse"),
 )
 # Options of which a record keeps nothing but the command line, without secrets.
 NOT_RECORDED = ("output_dir", "topology", "hosts", "engine")

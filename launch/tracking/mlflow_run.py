@@ -390,7 +390,7 @@ def parent_tags(records: Sequence[Record]) -> dict[str, str]:
     invalid = 0
     for record in records:
         counts[record.state] += 1
-        if record.state == "finished" and not record.usable:
+        if record.state == "finished" and record.validity.verdict == "invalid":
             invalid += 1
     cells = ", ".join([f"{count} {state}" for state, count in counts.items() if count])
     if invalid:

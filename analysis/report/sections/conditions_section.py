@@ -26,12 +26,13 @@ from analysis.report.table import Column, Table, Value, columns_of, metric_colum
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
+from analysis.study.rehearsal import conclusion, memory, plan_of, trouble, untried
 from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from analysis.validity.checks import verdict_words
 from analysis.validity.fast_paths import ANSWERS, NO, Answer, answers
-from benchmarks.record import Record
+from benchmarks.record import REHEARSAL, Record
 from conf.cell import compress_hosts
 
 MOST_VALUES = 4  # of one variable that are named
@@ -44,7 +45,7 @@ MOST_COMMANDS = 40
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
     excluded, remarks, unchecked = [], [], []
-    for record in study.excluded:
+    for record in filter(lambda each: each.validity.verdict != REHEARSAL, study.excluded):
         why = "; ".join(record.validity.codes.values())
         if record.failure is not None:
             why = f"{record.failure.cause}: {record.failure.message}"
@@ -124,6 +125,26 @@ def _state(record: Record) -> str:
     if record.state == "finished":
         return verdict_words(record)
     return record.state
+
+
+def rehearsal(study: Study, findings: Findings) -> Section | None:
+    """Return what would fail on the machine planned for; None for a study that was measured."""
+    records = list(filter(plan_of, study.records))
+    if not records:
+        return None
+    columns = (
+        Column("cell", "run", run_name),
+        Column("batch", "batch", lambda record: record.cell.batch_size or None, "count"),
+        Column("whole", "of", lambda record: plan_of(record)["batch_size"] or None, "count"),
+        Column("state", "state", "state"),
+        Column("nccl", "NCCL", lambda record: record.effective.get("nccl", {}).get("version")),
+        Column("memory", "a rank held", memory),
+        Column("trouble", "would fail because", trouble),
+        Column("untried", "not tried", untried),
+    )
+    caption = "Every run as it was tried: less than the whole batch where ranks shared a device."
+    table = Table.of("rehearsal", caption, columns, records, marked=lambda row: bool(trouble(row)))
+    return Section("rehearsal", "Would it run?", tables=(table,), finding=conclusion(records)[:1])
 
 
 # ---- Fast paths ---------------------------------------------------------------------------------
