@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from benchmarks.derived import Line, RankLines, of_kind
 from benchmarks.timing.statistics import two_sided_quantile
 
-WARMUP_STEPS = 3
+WARMUP_STEPS = 8  # in the seventh, a rank is slow since its fast paths are watched
 FEWEST_STEPS = 16
 BLOCKS = 8  # of consecutive steps; their means are taken for independent
 TESTS = 3  # of each rank: it runs, sleeps, or waits for its core for longer

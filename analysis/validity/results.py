@@ -454,6 +454,8 @@ def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
     """
     if record.cell.accumulate == 1:
         return not_applicable("a step has one micro-step")
+    if record.cell.world_size == 1:
+        return not_applicable("one rank reduces nothing")
     early = record.checks.get("sent", {}).get("early")
     if early is None:
         return unchecked("nobody saw its collectives")
