@@ -19,6 +19,7 @@ CASES = {
     "none": make_cell(strategy={"name": "none"}),
     "fp16": make_cell(strategy=DDP | {"comm_hook": "fp16"}, exposed_rounds=0),
     "bf16": make_cell(strategy=DDP | {"comm_hook": "bf16"}, exposed_rounds=0),
+    "fp8": make_cell(strategy=DDP | {"comm_hook": "fp8"}, exposed_rounds=0),
     "bf16_weights": make_cell(precision="bf16_weights", exposed_rounds=0),
     "small buckets": make_cell(
         strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0

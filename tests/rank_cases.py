@@ -65,6 +65,7 @@ def _kvstore():
     for name in ("staged", "staged_sharded", "device", "device_owner"):
         cases[f"{name}_4"] = _train(SYNCHRONOUS[name], 4)
     cases["sync_4_4"] = _train({**SYNCHRONOUS["sync_2_split"], "servers": 4}, 4)
+    cases["allreduce_fp8"] = _train({**REFERENCE, "comm_hook": "fp8"})
     for hook in ("fp16", "bf16"):
         for name, strategy in {"allreduce": REFERENCE, **HALF}.items():
             cases[f"{name}_{hook}"] = _train({**strategy, "comm_hook": hook})

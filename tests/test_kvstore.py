@@ -49,6 +49,12 @@ def test_half_precision_stays_within_its_rounding(forked, name, hook, limit):
     assert 0 < distance(first["weights"], forked("allreduce_2")[0]["weights"]) < limit
 
 
+def test_fp8_stays_within_its_rounding(forked):
+    first, second = forked("allreduce_fp8")
+    assert first["weights"] == second["weights"]
+    assert 0 < distance(first["weights"], forked("allreduce_2")[0]["weights"]) < 0.1
+
+
 @pytest.mark.parametrize("name", ADAMW)
 def test_adamw_gives_the_weights_of_torchs_own_over_all_reduce(forked, name):
     (first, second), (reference, _) = forked(f"{name}_adamw"), forked("allreduce_adamw")

@@ -6,10 +6,12 @@ Each of the two ranks measures all cases of `measuring.CASES` one after the othe
 import math
 
 import pytest
+import torch
 from build import DDP, target_of
 
 from benchmarks.record import read_lines
 from benchmarks.training import derive
+from trainers.comm_hooks import BLOCK, ROUNDING, SCALE_BYTES, SMALLEST_SHARE, packed, unpacked
 from trainers.strategy import Hosts, load
 
 PARAMETERS = 1_199_882
@@ -97,11 +99,12 @@ def test_the_bandwidth_is_that_of_the_whole_gradient(measured):
     assert metrics["comm/bytes_moved"] == 4 * PARAMETERS
 
 
-@pytest.mark.parametrize("hook", ["fp16", "bf16"])
-def test_a_hook_of_half_the_digits_moves_half_the_bytes(measured, hook):
+@pytest.mark.parametrize("hook, share", [("fp16", 0.5), ("bf16", 0.5), ("fp8", 0.25 * 260 / 256)])
+def test_a_hook_of_fewer_digits_moves_fewer_bytes(measured, hook, share):
     plain, hooked = measured[0]["ddp"]["metrics"], measured[0][hook]["metrics"]
-    assert hooked["comm/bytes_moved"] == plain["comm/bytes_moved"] / 2
-    assert hooked["comm/algbw_gb_per_s"] == pytest.approx(2 * hooked["comm/busbw_gb_per_s"])
+    assert hooked["comm/bytes_moved"] == plain["comm/bytes_moved"] * share
+    rates = (hooked["comm/algbw_gb_per_s"], hooked["comm/busbw_gb_per_s"])
+    assert rates[0] == pytest.approx(rates[1] / share)
     assert measured[0][hook]["checks"]["replicas_equal"] is True
 
 
@@ -110,6 +113,23 @@ def test_a_hook_whose_size_is_not_known_says_so():
     strategy = load(options, target_of("strategy", "nccl_allreduce"), Hosts(((0,),)))
     assert math.isnan(strategy.bytes_moved(1e6, 2))
     assert not strategy.exact
+
+
+def test_fp8_rounds_no_gradient_by_more_than_its_bound():
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(1000):
+        ranks = 2 + trial % 7
+        spread = 10.0 ** torch.randn(ranks, 2, BLOCK, generator=generator)  # in a block, too
+        local = torch.randn(ranks, 2, BLOCK, generator=generator) * spread
+        mean = unpacked(packed(torch.stack([unpacked(packed(blocks)) for blocks in local]).mean(0)))
+        allowed = ROUNDING["fp8"] * local.abs().mean(0) + SMALLEST_SHARE["fp8"] * local.abs().max()
+        assert ((mean - local.mean(0)).abs() <= allowed).all()
+    assert packed(local[0]).shape == (2, BLOCK + SCALE_BYTES)
+    for value in (0.0, 1e-40, 3e38, math.nan):
+        there_and_back = unpacked(packed(torch.full((1, BLOCK), value)))
+        assert there_and_back[0, 0].item() == pytest.approx(
+            value, rel=2**-4, abs=1e-37, nan_ok=True
+        )
 
 
 def test_half_precision_weights_have_half_the_gradient(measured):
@@ -123,7 +143,7 @@ def test_the_exchanged_gradient_is_the_mean(measured):
         assert facts["gradient_spread"] > 0.1, "the ranks see different data"
         assert facts["replicas_equal"] is True
         assert len(facts["losses"]) == 2 and facts["losses"][0] != facts["losses"][1]
-    for case in ("fp16", "bf16", "bf16_weights"):
+    for case in ("fp16", "bf16", "fp8", "bf16_weights"):
         facts = measured[0][case]["checks"]
         assert facts["gradient_error"] < facts["gradient_tolerance"], case
     assert measured[0]["bf16"]["checks"]["gradient_error"] < 1e-2

@@ -137,6 +137,8 @@ class Strategy(ABC):
     rounding = 0.0
     # The smallest step between two numbers of the format that is sent: what is smaller may be lost.
     smallest_step = 0.0
+    # The same, as a share of the largest gradient of any rank.
+    smallest_share = 0.0
 
     @abstractmethod
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:

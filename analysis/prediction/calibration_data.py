@@ -285,8 +285,8 @@ def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
         if not runs.cell.trains:
             continue
         devices.append(runs.cell.device)
-        if runs.cell.strategy.get("comm_hook") == strategies.LOW_RANK_HOOK:
-            continue  # no record says how much it sends
+        if runs.cell.strategy.get("comm_hook") in strategies.NO_FORECAST_HOOKS:
+            continue
         if runs.values(STEP) or runs.values(EXCHANGE):
             cells.append(_measured_cell(runs))
     if not any(cell.step_ms is not None for cell in cells):

@@ -20,7 +20,11 @@ from analysis.prediction.link_model import (
 from analysis.prediction.query import CellQuery
 
 GATHERING = ("fsdp", "zero2", "hsdp")
-LOW_RANK_HOOK = "powersgd"  # two matrices of low rank travel in place of each gradient
+# Why there is no forecast with a hook.
+NO_FORECAST_HOOKS = {
+    "powersgd": "sends matrices of a low rank, and no record says how large these are",
+    "fp8": "rounds gradients twice, and no record says how long that takes",
+}
 # The time of a bucket with so many bytes to other ranks and so many back, in ms: from when its
 # gradients are there, and once backward and all buckets have ended.
 BucketTime: TypeAlias = Callable[[CellQuery, float, float, LinkModel], tuple[Draws, Draws]]
@@ -145,10 +149,10 @@ def refuse_unknown(query: CellQuery) -> None:
             f"strategy {query.strategy!r}: no forecast knows how it sends gradients: its YAML does "
             "not declare `sends: ring`"
         )
-    if query.option("comm_hook") == LOW_RANK_HOOK:
+    hook = query.option("comm_hook")
+    if hook in NO_FORECAST_HOOKS:
         raise ValueError(
-            f"strategy {query.strategy} with comm_hook=powersgd sends matrices of a low rank, and "
-            "no record says how large these are"
+            f"strategy {query.strategy} with comm_hook={hook} {NO_FORECAST_HOOKS[hook]}"
         )
 
 

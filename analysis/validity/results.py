@@ -24,7 +24,7 @@ LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
 # Of the layers; a loss or a head may compute in float32, of a user's own model some on purpose.
 FEWEST_RIGHT, FEWEST_OF_OWN = 0.95, 0.5
 ROUNDING = 1e-9  # of a number that is computed another way
-HALF = ("fp16", "bf16")  # hooks that send half the bytes
+SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "fp8": 1 + 4 / 256}  # of an element, with a hook
 MOST_NAMED = 3  # things that a sentence names
 # What a step did, before the timed windows and after them.
 STEP_FACTS = {
@@ -563,8 +563,9 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 def _sent(cell: Cell, sends: str, gradient_bytes: float) -> float | None:
     """Return the bytes that each rank sends in one exchange, as declared; None where unknown."""
     hook, sent = cell.strategy.get("comm_hook", "none"), gradient_bytes
-    if hook in HALF and cell.precision != "bf16_weights":
-        sent = gradient_bytes / 2
+    if hook in SENT_BYTES:
+        own_bytes = 2 if cell.precision == "bf16_weights" else 4
+        sent *= min(1.0, SENT_BYTES[hook] / own_bytes)
     elif hook != "none":
         return None
     ranks, ranks_here, hosts = cell.world_size, len(cell.gpus), max(1, len(cell.hosts))

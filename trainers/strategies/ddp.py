@@ -87,15 +87,18 @@ class NcclAllreduce(Strategy):
         self.exact = comm_hook != POWERSGD
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
+        self.smallest_share = comm_hooks.SMALLEST_SHARE.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
         self._has_graph = not static_graph
         # Of the bytes of float32; exact once the parameters are known.
-        self._share = 0.5 if comm_hook in comm_hooks.SENT else 1.0
+        self._share = comm_hooks.SENT_BYTES.get(comm_hook, 4) / 4
 
     def _hook(self) -> tuple[object, Hook] | None:
         """Return a fresh (state, hook); None for DDP's own all-reduce."""
         if self._comm_hook in comm_hooks.SENT:
             return None, comm_hooks.HalfPrecision(self._comm_hook).reduce
+        if self._comm_hook == comm_hooks.FP8:
+            return None, comm_hooks.EightBit().reduce
         if self._comm_hook != POWERSGD:
             return None
         state = powerSGD_hook.PowerSGDState(
@@ -143,13 +146,13 @@ class NcclAllreduce(Strategy):
             dtype = comm_hooks.SENT.get(self._comm_hook, str(flat.dtype).removeprefix("torch."))
             sent_bytes = None
             if self._comm_hook != POWERSGD:
-                sent_bytes = flat.numel() * getattr(torch, dtype).itemsize
+                sent_bytes = round(comm_hooks.share([flat], self._comm_hook) * flat.nbytes)
             buckets.append(SentBucket(tuple(bucket.parameters()), flat.nbytes, sent_bytes, dtype))
         return buckets
 
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
-        """Return an all-reduce; None for PowerSGD, whose matrices depend on the layers."""
-        if self._comm_hook == POWERSGD:
+        """Return an all-reduce; None for PowerSGD, whose matrices depend on the layers, and fp8."""
+        if self._comm_hook in (POWERSGD, comm_hooks.FP8):
             return None
         assert self._ddp is not None
         return collectives.all_reduce(size_bytes, dtype, next(self._ddp.parameters()).device)
