@@ -115,6 +115,12 @@ def test_the_command_rehearses_without_a_number(launch, tmp_path):
     assert verify(folder).right
 
 
+def test_every_benchmark_has_a_rehearsal(launch):
+    asked = ("benchmark=collectives,exchange,host_link,jacobi,p2p,throughput", "model=fmnist_cnn")
+    code, out, err = launch("-m", *asked, "gpus=0,1", "rehearse=8", "dry_run=true")
+    assert (code, err) == (0, "") and "nothing was started" in out
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

@@ -87,7 +87,7 @@ study_rehearsal() {
   # Eight GPUs rehearsed on one, with NCCL 2.30 (README.md): every strategy; three planted troubles, which must be found; sizes, graphs,
   # hooks, shards, a trace, collectives and a script. 1 GPU, 9 minutes.
   # Fills nothing: a run that would fail on real GPUs is a fault to be mended. No number of it is a rate.
-  local little brief=("engine.start_timeout_s=$(small 90 40)" "engine.silence_timeout_s=$(small 45 15)")
+  local little brief=("engine.start_timeout_s=$(small 90 40)" "engine.silence_timeout_s=$(small 45 40)")
   little=("${brief[@]}" "model=$(small resnet18 fmnist_cnn)" "batch_size=$(small 64 16)")
   sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
   cells 60 planted_setting gpus=0,1 rehearse=2 strategy=nccl_allreduce nccl.socket_ifname=null,nothing0 "${little[@]}"
