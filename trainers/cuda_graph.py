@@ -43,6 +43,7 @@ class CudaCapture:
         Raises:
             RuntimeError: `run` waits for the device, or does something else that no graph can hold.
         """
+        torch.cuda.reset_peak_memory_stats(self._device)  # replays allocate nothing: a capture does
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=MODE):
             result = run()

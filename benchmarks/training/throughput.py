@@ -68,7 +68,7 @@ class TrainingBenchmark:
         synchronous = self.cell.strategy.get("warmup_steps", 0)
         if synchronous:
             self.block("synchronous", synchronous)
-        if self.ranks.device.type == "cuda":
+        if self.ranks.device.type == "cuda" and not self.training.graphs:
             torch.cuda.reset_peak_memory_stats()  # the first step tried kernels
         self.warm_up()
         self.result.metrics |= self.memory()
