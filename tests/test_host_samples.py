@@ -17,6 +17,7 @@ from analysis.validity.check import unchecked
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from analysis.validity.surroundings import foreign_load_timed
+from analysis.verification.device_use import device_use
 from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
 from benchmarks.agent.protocol import wait_readable
@@ -72,16 +73,23 @@ def sampled(tmp_path, *hosts):
     ), folder
 
 
-def test_the_counter_of_energy_counts_before_the_power_of_the_last_second(tmp_path):
+def test_images_per_joule_rest_on_the_counter_of_energy(tmp_path):
     _, folder = sampled(tmp_path, ({"power_w": 500}, 0.0))
     lines = list(read_lines(folder.gpu_samples))
     for line in lines:
         line["gpus"][0]["energy_j"] = 700 * (line["time"] - lines[0]["time"])
-    for counted, power_w in ((len(lines), 700), (3, 500)):  # three do not span the windows
+    del lines[len(lines) // 2]["gpus"][0]["energy_j"]
+    for counted, power_w in ((len(lines), pytest.approx(700)), (3, None)):  # three: too short
         for line in lines[counted:]:
-            del line["gpus"][0]["energy_j"]
+            line["gpus"][0].pop("energy_j", None)
         folder.gpu_samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert summary(folder)[0]["gpu/power_w"] == pytest.approx(power_w)
+        metrics, checks = summary(folder)
+        assert checks["gpu_samples"].get("counted_power_w") == power_w
+        assert metrics["gpu/power_w"] == 500
+    record = records.read(folder.record)
+    used = device_use(record, 700.0)["energy/images_per_joule"]
+    assert used == record.metrics["throughput/images_per_second"] / 700
+    assert "energy/images_per_joule" not in device_use(record, None)
 
 
 def codes(record):

@@ -50,7 +50,8 @@ def complete(
         record = dataclasses.replace(record, **{name: values.get(name, {}) for name in FIELDS})
     record = _with_reports(record, folder, lines)
     metrics, checks = summary(folder)
-    metrics |= device_use(record, metrics)
+    power_w = checks.get("gpu_samples", {}).get("counted_power_w")
+    metrics |= device_use(record, power_w)
     cost = to_record(folder, lines, record.started_at, record.ended_at)
     if cost is not None:
         record = dataclasses.replace(record, tables=record.tables | cost.tables)

@@ -1,7 +1,5 @@
 """How much of the devices a training used: operations against their peak, and images a joule."""
 
-from collections.abc import Mapping
-
 from benchmarks.record import Record
 from conf import groups
 
@@ -18,15 +16,17 @@ PEAK_TFLOPS = {
 COLUMN = {"tf32": 1, "fp32": 2}  # else half precision
 
 
-def device_use(record: Record, samples: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics of a training cell; absent where model, GPU or power is not known."""
+def device_use(record: Record, power_w: float | None) -> dict[str, float]:
+    """Return metrics of a training cell; absent where model, GPU or power is not known.
+
+    `power_w` is that of all its GPUs.
+    """
     cell, used = record.cell, {}
     rate = record.metrics.get("throughput/images_per_second")
     if rate is None:
         return {}
-    power_w = samples.get("gpu/power_w")
     if power_w:
-        used["energy/images_per_joule"] = rate / (power_w * cell.world_size)
+        used["energy/images_per_joule"] = rate / power_w
     gigaflop = groups.training_gigaflop(cell.model.name, cell.model.image_size)
     if gigaflop is not None:
         used["compute/tflops"] = gigaflop * rate / cell.world_size / 1e3

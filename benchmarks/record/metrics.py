@@ -262,7 +262,8 @@ _TABLE = (
         "images per joule of the GPUs",
         "images/J",
         since=8,
-        formula="images per second ÷ mean power of all GPUs while steps are timed",
+        formula="images per second ÷ power of the GPUs in timed windows of 3 s or more, by their "
+        "counters of energy",
     ),
     _plain("gpu/power_capped_share", "share of samples at the power cap"),
     _plain("reference/<way>_ms", "time that a reference needs"),

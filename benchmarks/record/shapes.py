@@ -156,6 +156,7 @@ CHECKS = optional(
         phases=dict[str, GPU_PHASE],
         throttle_reasons=list[str],
         reasons_known=bool,
+        counted_power_w=Number,
         hosts=list[dict[str, Any]],
     ),
     gpu_windows=list[dict[str, Number | None]],  # of each host
