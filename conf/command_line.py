@@ -154,12 +154,23 @@ def _of_a_bare_word(text: str) -> str:
     return meant or "expected option=value; python launch.py --help shows examples"
 
 
+def _tune(text: str, overrides: Sequence[str]) -> str:
+    studies = [name for name in choices("experiment") if name.startswith("tune_")]
+    study = text.replace("tune=", "tune_", 1)
+    if study not in studies:
+        raise Refused(f"{text}: expected {' or '.join(studies).replace('tune_', '')}")
+    for other in overrides:
+        if other.partition("=")[0] in ("ask", "repeats", "+experiment"):
+            raise Refused(f"{text} {other}: tune asks what runs, and how often; leave {other} out")
+    return f"+experiment={study}"
+
+
 def normalise(overrides: Sequence[str]) -> list[str]:
     """Return overrides in Hydra's grammar: sets as lists, what has odd letters in quotes."""
     texts = []
     for text in NODES.normalise(GPUS.normalise(overrides)):
         if text.startswith("tune="):  # a named study that asks
-            text = text.replace("tune=", "+experiment=tune_", 1)
+            text = _tune(text, overrides)
         key, equals, _ = text.partition("=")
         group, _, option = key.lstrip("+~").partition(".")
         if not text.startswith("~") and not (equals and key.strip("+")):

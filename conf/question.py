@@ -7,8 +7,8 @@ from typing import Any
 
 from conf.options import Refused
 
-FASTEST, DIFFERS, SCALES = "fastest", "differs", "scales"
-QUESTIONS = (FASTEST, DIFFERS, SCALES)
+FASTEST, DIFFERS, SCALES, GAINS = "fastest", "differs", "scales", "gains"
+QUESTIONS = (FASTEST, DIFFERS, SCALES, GAINS)
 PER_GPU = "per_gpu"
 RATES = (PER_GPU, "total")
 PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")

@@ -377,8 +377,11 @@ class Config:
         None,
         "measure until a question is answered: fastest, which candidate has the highest rate; "
         "differs, how each differs from the first; scales, up to how many GPUs the efficiency "
-        "stays above efficiency=",
+        "stays above efficiency=; gains, whether one is faster than the first by more than margin=",
         words=QUESTIONS,
+    )
+    search: dict[str, Any] | None = option(
+        None, "ask=gains: the benchmark that searches, where the training only confirms"
     )
     margin: str = option("1%", "ask: candidates that differ by less may be called equal")
     budget: str | None = option(

@@ -83,7 +83,8 @@ class CellRunner:
         wants_tuning = self.config.tuning_pass in (True, "True")
         if self.config.tuning_pass == "auto":
             wants_tuning = not NEED_TUNING.isdisjoint(cell.nccl)
-        exchanges = cell.device == "cuda" and cell.world_size > 1 and cell.trains
+        exchanges = cell.device == "cuda" and cell.world_size > 1
+        exchanges = exchanges and (cell.trains or cell.benchmark["name"] == "collectives")
         if outcome.state == "finished" and wants_tuning and exchanges:
             with self.study.timed_step(token, "tuning pass"):
                 self._tuning_pass(cell, folder, token, caches)
@@ -149,7 +150,11 @@ class CellRunner:
     ) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure costs no number."""
         try:
-            inside = prepare(folder.tuning, cell.untimed_pass("tuning_pass", TUNING_PASS))
+            untimed = cell.untimed_pass("tuning_pass", TUNING_PASS)
+            if not cell.trains:
+                once = {"iterations": 1, "warmup": 0, "percentiles": False, "verify": False}
+                untimed = dataclasses.replace(cell, benchmark=cell.benchmark | once)
+            inside = prepare(folder.tuning, untimed)
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -26,6 +26,7 @@ from benchmarks.record.lines import at, now
 from benchmarks.record.safe_files import NotOurs, because
 from conf import nccl
 from conf.options import Refused
+from conf.question import GAINS
 from conf.resolve import checked
 from conf.schema import Request
 from conf.secrets import argument_without_secrets
@@ -62,6 +63,7 @@ from launch.study.background import (
 from launch.study.live_forecasts import Forecasts
 from launch.study.run_environment import HostsEnvironment, RunEnvironment
 from launch.study.study_folder import StudyFolder, Sweep, find_finished
+from launch.study.tuned_files import write_tuned
 from launch.supervision.supervise import INTERRUPTED, Stopping
 from launch.supervision.watch import Watch
 from launch.tracking.tracker import MlflowWriter
@@ -201,7 +203,10 @@ class SweepRun:
         if planned.question is not None:
             cells = [entry.cell for entry in planned.cells]
             sweep_id = self.sweep.sweep_id
-            self.asked = Asked.of(planned.question, sweep_id, cells, self.other_studies)
+            self.asked = Asked.of(
+                planned.question, sweep_id, cells, self.other_studies, planned.training
+            )
+        self.training = planned.training
         self.forecasts = Forecasts(self.config.predict, self.background.submit, self.other_studies)
         self.runner = CellRunner(
             config=self.config,
@@ -268,8 +273,9 @@ class SweepRun:
         if self.asked is None:
             yield from range(len(self.cells))
             return
-        candidates = [planned.cell for planned in self.cells]
-        indices = {cell.key: index for index, cell in enumerate(candidates)}
+        indices = {planned.cell.key: index for index, planned in enumerate(self.cells)}
+        candidates = {cell.key: cell for cell in self.training}
+        candidates |= {planned.cell.key: planned.cell for planned in self.cells}
         budget_s = self.asked.question.budget_s
         while True:
             race = replay(self.asked, filter(None, self.screen.records))
@@ -277,7 +283,8 @@ class SweepRun:
             if not race.pending or self.stopping() or not self._writable:
                 return
             chosen = race.pending[0]
-            run = PlannedCell(replace(candidates[chosen], repeat=len(race.records[chosen])))
+            cell = candidates[race.keys[chosen]]
+            run = PlannedCell(replace(cell, repeat=len(race.records[chosen])))
             (needed,) = estimates([run], self.known)
             if budget_s is not None and now() - self.began_at + needed.seconds > budget_s:
                 self._note(f"the budget of {duration(budget_s)} is used up (budget=)")
@@ -302,7 +309,7 @@ class SweepRun:
             order=[cell.folder for cell in cells],
         )
         if self.asked is not None:
-            self.study.note(Kind.QUESTION, **self.asked.to_line())
+            self.study.note(Kind.QUESTION, **asdict(self.asked))
         self._close_abandoned()
         for cell in cells:
             if not CellFolder(self.study.folder / cell.folder).record.exists():
@@ -389,8 +396,11 @@ class SweepRun:
         if self.asked is not None:
             race = replay(self.asked, filter(None, self.screen.records))
             is_open = not is_answered(race)
-            if is_open:
+            if is_open and race.pending:
                 where.append("next     rerun the same command: the question goes on")
+            if self._writable and self.asked.question.kind == GAINS:
+                files = write_tuned(self.study, self.asked, race)
+                where += [f"tuned    {path}" for path in files]
             findings = answer(self.asked, race)
         with self.stopping.at_once():
             shown = Study.of(of_study(), scatters=self.other_studies)

@@ -193,6 +193,17 @@ def make_record(**changes):
     return dataclasses.replace(made, **changes)
 
 
+def run_of(cell, repeat, rate, **changes):
+    """A valid run of a cell, with a record_id that follows from cell and rate."""
+    cell = dataclasses.replace(cell, repeat=repeat)
+    facts = {"failure": None, "validity": Validity("valid", {}, {})} | changes
+    number = f"{abs(hash((cell.key, rate))):032x}"[-32:]
+    return make_record(
+        cell=cell, cell_key=cell.key, record_id=number, series={}, ranks=[],
+        metrics={"throughput/images_per_second": rate}, **facts,
+    )  # fmt: skip
+
+
 def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     """A record made from a real one; `changes` are fields of it, those of the cell and of metrics are merged."""
     made = copy.deepcopy(REAL) | {

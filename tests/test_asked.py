@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from build import make_cell, make_record
+from build import make_cell, run_of
 
 from analysis.study.asked import Asked, answer, is_answered, questions_of, replay
 from analysis.study.noise_floor import Scatter
@@ -14,7 +14,7 @@ from conf.question import DIFFERS, FASTEST, SCALES, Question
 
 ROOT = Path(__file__).parent.parent
 REFUSED = [
-    (["ask=quickest"], "ask=quickest: expected fastest, differs or scales"),
+    (["ask=quickest"], "ask=quickest: expected fastest, differs, scales or gains"),
     (["ask=fastest"], "ask=fastest: there is one candidate, resnet50 · nccl_allreduce · gpus 0,1"),
     (["margin=0%"], "margin=0%: expected a share above 0% and below 100%, as in 1%"),
     (["margin=much"], "margin=much: expected a share above 0% and below 100%"),
@@ -47,16 +47,6 @@ def candidates(*names):
     for name in names:
         cells.append(dataclasses.replace(make_cell(), strategy={"name": name}))
     return cells
-
-
-def run_of(cell, repeat, rate, **changes):
-    cell = dataclasses.replace(cell, repeat=repeat)
-    facts = {"failure": None, "validity": Validity("valid", {}, {})} | changes
-    number = f"{abs(hash((cell.key, rate))):032x}"[-32:]
-    return make_record(
-        cell=cell, cell_key=cell.key, record_id=number, series={}, ranks=[],
-        metrics={"throughput/images_per_second": rate}, **facts,
-    )  # fmt: skip
 
 
 def asked_of(kind, cells, margin=0.01):
@@ -154,7 +144,7 @@ def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():
 
 def test_a_question_is_read_from_the_journal_and_a_damaged_one_asks_nothing(tmp_path):
     asked = asked_of(FASTEST, candidates(*RATES))
-    lines = [{"kind": "question", "time": 1.0, **asked.to_line()}]
+    lines = [{"kind": "question", "time": 1.0, **dataclasses.asdict(asked)}]
     for damage in ({"question": {"kind": "why"}}, {"sizes": "x"}, {"earlier": [{}]}, {"keys": 3}):
         lines.append(lines[0] | {"sweep_id": str(damage)} | damage)
     text = "".join(json.dumps(line) + "\n" for line in lines)

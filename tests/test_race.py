@@ -19,10 +19,11 @@ from analysis.study.race import (
     OPEN,
     SLOWER,
     TIED,
+    UNTRIED,
     Arm,
     Race,
 )
-from conf.question import DIFFERS, FASTEST, PER_GPU, SCALES, Question
+from conf.question import DIFFERS, FASTEST, GAINS, PER_GPU, SCALES, Question
 
 # Scatter between runs of equal cells, and drift in a sweep, of tests/data/h200_x2 and h200_x4.
 FLOORS = (0.0015, 0.0006, 0.0025, 0.0014, 0.0013, 0.0011, 0.0002, 0.0018, 0.0004, 0.0023, 0.00016)
@@ -47,7 +48,8 @@ class Simulated:
 
     def rate(self, index, runs):
         scatter = self.draw.gauss(0, self.floors[index] * self.factor)
-        return self.truth[index] + scatter + self.drift * runs
+        share = self.race.candidates[index].size if self.question.rate == PER_GPU else 1
+        return self.truth[index] + scatter + self.drift * runs - math.log(share)
 
     def run(self, planted=lambda simulated, index: None):
         """Race to the end; return the last look."""
@@ -196,3 +198,41 @@ def test_the_rate_of_one_gpu_counts_where_it_was_asked():
         question = Question(FASTEST, 0.01, rate=rate)
         race = Simulated(question, truth, [0.001] * 2, random.Random(5), sizes=sizes)
         assert race.run().reference == winner
+
+
+def gain_of(race):
+    """The true gain of what is recommended, as a logarithm; None: nothing is."""
+    look = race.run()
+    faster = [index for index, each in enumerate(look.standings) if each.state == FASTER]
+    return race.truth[faster[0]] - race.truth[0] if faster else None
+
+
+@pytest.mark.parametrize("races", [60, pytest.param(2000, marks=pytest.mark.campaign)])
+def test_what_is_recommended_is_faster_than_the_first_by_more_than_the_margin(races):
+    gains = list(filter(None, (gain_of(simulated(seed, GAINS)) for seed in range(races))))
+    assert len(gains) >= races / 3
+    assert sum(gain <= math.log1p(0.01) for gain in gains) <= ERROR * races
+
+
+@pytest.mark.parametrize("races", [40, pytest.param(2000, marks=pytest.mark.campaign)])
+def test_nothing_is_recommended_where_nothing_is_to_gain(races):
+    """The first is the fastest, or nobody is faster by more than the margin: the lucky one of the
+    search is not recommended."""
+    wrong = 0
+    for seed in range(races):
+        race = simulated(seed, GAINS, factor=5.0)
+        best = max(race.truth) if seed % 2 else race.truth[0] + 0.005
+        race.truth = [best, *(min(each, best + 0.005) for each in race.truth[1:])]
+        wrong += gain_of(race) is not None
+    assert wrong <= ERROR * races
+
+
+def test_a_winner_that_new_runs_contradict_is_not_recommended():
+    def planted(race, index):
+        if race.race.confirmed:
+            race.truth[1] = 0.0
+
+    race = Simulated(Question(GAINS, 0.01), [0.0, 0.1, -0.2], [0.001] * 3, random.Random(6))
+    look = race.run(planted)
+    assert [standing.state for standing in look.standings] == [EQUAL, EQUAL, UNTRIED]
+    assert race.race.confirmed == (0, 1) and look.runs == race.runs

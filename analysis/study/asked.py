@@ -6,15 +6,18 @@ resumed, the report and MLflow say what the launcher said.
 """
 
 import dataclasses
+import itertools
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from analysis.study.names import BETWEEN, unit
+from analysis.study.names import BETWEEN, UNTOUCHED, unit, varying
 from analysis.study.noise_floor import SIGMA_AT_95, Scatter, Scatters, group_of_cell
 from analysis.study.race import (
     ABOVE,
@@ -22,6 +25,7 @@ from analysis.study.race import (
     EQUAL,
     ERROR,
     FAILED,
+    FASTER,
     OPEN,
     SLOWER,
     TIED,
@@ -32,11 +36,13 @@ from analysis.study.race import (
 )
 from analysis.study.rates import primary_rate
 from analysis.text import count, join_words
+from benchmarks.collectives.request import sizes as message_sizes
 from benchmarks.record import Kind, Record, metrics, read_lines
 from conf.cell import Cell
-from conf.question import DIFFERS, FASTEST, SCALES, Question
+from conf.question import DIFFERS, FASTEST, GAINS, PER_GPU, SCALES, Question
 
 JOURNAL = "journal.jsonl"
+BUSBW = "collectives/out_of_place_busbw_gb_per_s"  # by size in bytes
 MOST_RUNS = 20  # of a candidate
 MOST_NAMED = 4  # candidates of a sentence
 
@@ -52,15 +58,20 @@ class Asked:
     sizes: tuple[int, ...]  # number of GPUs
     unit: str  # what they count
     earlier: tuple[Scatter, ...]
-
-    def to_line(self) -> dict[str, Any]:
-        """Return the fields of its line in the journal."""
-        return dataclasses.asdict(self)
+    settings: tuple[dict[str, str], ...] = ()  # by which each differs from the first
+    sizes_bytes: tuple[int, ...] = ()  # of messages: each has a search and a confirmation
+    training_keys: tuple[str, ...] = ()  # of the cells that confirm in training what wins there
 
     @staticmethod
-    def of(question: Question, sweep_id: str, cells: Sequence[Cell], scatters: Scatters) -> "Asked":
+    def of(
+        question: Question,
+        sweep_id: str,
+        cells: Sequence[Cell],
+        scatters: Scatters,
+        training: Sequence[Cell] = (),
+    ) -> "Asked":
         """Return the question of a sweep whose candidates are some cells; `scatters` is what other
-        studies of this machine showed."""
+        studies of this machine showed, `training` the same candidates in training."""
         return Asked(
             sweep_id,
             question,
@@ -68,8 +79,28 @@ class Asked:
             tuple(cell.key for cell in cells),
             tuple(cell.world_size for cell in cells),
             f"{unit(cells[0].device)}s",
-            tuple(_earlier(cell, scatters) for cell in cells),
+            tuple(_earlier(cell, {} if training else scatters) for cell in cells),
+            settings_of(cells),
+            tuple(message_sizes(cells[0])) if training else (),
+            tuple(cell.key for cell in training),
         )
+
+
+Runs: TypeAlias = defaultdict[str, dict[int, Record]]  # by the key of their cell, and their repeat
+
+
+def settings_of(cells: Sequence[Cell]) -> tuple[dict[str, str], ...]:
+    """Return the options by which each of some cells differs from the first, as they are typed."""
+    differing = varying(cells)
+    settings = []
+    for options in differing:
+        changed = {}
+        for name, value in options.items():
+            if value != differing[0].get(name):
+                typed = name.removesuffix(".name").replace("NCCL_", "").lower()
+                changed[typed] = "null" if value == UNTOUCHED else value
+        settings.append(changed)
+    return tuple(settings)
 
 
 def _earlier(cell: Cell, scatters: Scatters) -> Scatter:
@@ -103,12 +134,12 @@ def questions_of(folder: Path) -> dict[str, Asked]:
     for line in lines:
         if line["kind"] != Kind.QUESTION:
             continue
-        fields = {field.name: line.get(field.name) for field in dataclasses.fields(Asked)}
         try:
-            asked = msgspec.convert(fields, Asked)
+            asked = msgspec.convert(line, Asked)
         except ValueError:
             continue
-        columns = (asked.names, asked.keys, asked.sizes, asked.earlier)
+        training = asked.training_keys or asked.keys
+        columns = (asked.names, asked.keys, asked.sizes, asked.earlier, asked.settings, training)
         if len(set(map(len, columns))) == 1 and asked.names:
             questions[asked.sweep_id] = asked
     return questions
@@ -120,50 +151,100 @@ class RaceState(NamedTuple):
     race: Race
     pending: tuple[int, ...]  # candidates whose next run is missing; empty: it is over
     records: tuple[tuple[Record, ...], ...]  # of each candidate
+    keys: tuple[str, ...]  # of the cells that run
+    size_bytes: int | None = None  # of the messages whose rate counts; None: the cells' own rate
+    before: "tuple[RaceState, ...]" = ()  # the searches that this one confirms in training
 
     @property
     def last(self) -> Look | None:
         """The last look; None before there is one."""
         return self.race.looks[-1] if self.race.looks else None
 
+    @property
+    def stages(self) -> "tuple[RaceState, ...]":
+        """This race, and those before it."""
+        return (self, *self.before)
+
+    @property
+    def runs(self) -> list[Record]:
+        """The runs of all stages, each once."""
+        every = itertools.chain(*(records for stage in self.stages for records in stage.records))
+        return list({record.record_id: record for record in every}.values())
+
+    @property
+    def gain(self) -> int | None:
+        """The candidate with the largest gain that was shown."""
+        standings = self.last.standings if self.last else ()
+        faster = [index for index, each in enumerate(standings) if each.state == FASTER]
+        return max(faster, key=lambda index: standings[index].difference, default=None)
+
 
 def replay(asked: Asked, records: Iterable[Record]) -> RaceState:
-    """Return the race of a question, run again from the records of its candidates."""
-    runs: list[dict[int, Record]] = [{} for _ in asked.keys]
+    """Return the race of a question, run again from the records of its candidates. Of several
+    stages it is the first that is not over, else the last."""
+    runs: Runs = defaultdict(dict)
     for record in records:
-        key = dataclasses.replace(record.cell, repeat=0).key
-        if key in asked.keys and record.state in ("finished", "failed"):
-            runs[asked.keys.index(key)][record.cell.repeat] = record
+        if record.state in ("finished", "failed"):
+            key = dataclasses.replace(record.cell, repeat=0).key
+            runs[key][record.cell.repeat] = record
+    before: tuple[RaceState, ...] = ()
+    for size_bytes in asked.sizes_bytes or (None,):
+        stage = _stage(asked, runs, size_bytes)._replace(before=before)
+        before = stage.stages
+        if stage.pending:
+            return stage
+    winners = sorted({stage.gain for stage in before if stage.gain is not None})
+    if not (asked.training_keys and winners):
+        return stage
+    in_training = dataclasses.replace(asked, keys=asked.training_keys)
+    return _stage(in_training, runs, confirmed=(0, *winners))._replace(before=before)
+
+
+def _stage(
+    asked: Asked,
+    runs: Runs,
+    size_bytes: int | None = None,
+    confirmed: Sequence[int] = (),
+) -> RaceState:
     candidates = list(map(Arm, asked.names, asked.sizes, asked.earlier))
-    race = Race(asked.question, candidates)
+    race = Race(asked.question, candidates, confirmed)
     used: list[list[Record]] = [[] for _ in candidates]
     turn = race.first_turn()
     while turn:
-        for place, index in enumerate(turn):
-            run = runs[index].get(len(used[index]))
-            if run is None:
-                return RaceState(race, turn[place:], tuple(map(tuple, used)))
-            used[index].append(run)
-            _learn(candidates[index], run)
-        turn = race.look().turn
-        if any(len(used[index]) >= MOST_RUNS for index in turn):
+        index = turn[0]
+        run = runs[asked.keys[index]].get(len(used[index]))
+        if run is None:
             break
-    return RaceState(race, (), tuple(map(tuple, used)))
+        used[index].append(run)
+        _learn(asked, race.candidates[index], run, size_bytes)
+        turn = turn[1:] or race.look().turn
+        if any(len(used[index]) >= MOST_RUNS for index in turn):
+            turn = ()
+    return RaceState(race, turn, tuple(map(tuple, used)), asked.keys, size_bytes)
 
 
-def _learn(candidate: Arm, record: Record) -> None:
+def _learn(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None) -> None:
     rate = primary_rate(record.cell)
     value = record.metrics.get(rate.metric, math.nan)
+    if size_bytes is not None:
+        points = record.series.get(BUSBW, ())
+        value = next((busbw for size, busbw in points if size == size_bytes), math.nan)
+    failure = ""
     if record.state == "failed":
-        candidate.failure = record.failure.cause if record.failure else record.state
+        failure = record.failure.cause if record.failure else record.state
     elif not record.usable or not 0 < value < math.inf:
-        candidate.failure = ", ".join(record.validity.against) or f"no {rate.metric}"
+        failure = ", ".join(record.validity.against) or f"no {rate.metric}"
+    if failure and record.cell.repeat and not candidate.failed_repeats:
+        candidate.failed_repeats += 1  # it ran before: once more
+        return
+    candidate.failure = candidate.failure or failure
     if candidate.failure:
         return
-    candidate.rates.append(-math.log(value) if rate.is_time else math.log(value))
-    ends = metrics.interval(rate.metric, record.within_run)
-    error = 0.0
-    if ends is not None and 0 < ends[0] <= ends[1] < math.inf:
+    sign = -1 if rate.is_time else 1
+    share = candidate.size if asked.question.rate == PER_GPU else 1
+    candidate.rates.append(sign * math.log(value) - math.log(share))
+    ends, error = metrics.interval(rate.metric, record.within_run), 0.0
+    if size_bytes is None and ends is not None and 0 < ends[0] <= ends[1] < math.inf:
         error = math.log(ends[1] / ends[0]) / 2 / SIGMA_AT_95
     candidate.errors.append(error)
 
@@ -173,43 +254,62 @@ def _learn(candidate: Arm, record: Record) -> None:
 
 def percent(share: float, signed: bool = False) -> str:
     """Return a share in percent with two digits that count."""
-    text = f"{100 * share:.2g}" if abs(share) < 0.1 else f"{100 * share:.0f}"
-    if signed and share > 0:
-        text = f"+{text}"
-    return f"{text} %".replace("-", "−")
+    form = ".2g" if abs(share) < 0.1 else ".0f"
+    if signed:
+        form = f"+{form}"
+    return f"{100 * share:{form}} %".replace("-", "−")
 
 
 def answer(asked: Asked, done: RaceState) -> list[str]:
     """Return the answer in sentences, the answer itself first; of an open question what is open."""
-    look = done.last
-    if look is None:
-        return [f"Open: {asked.question.kind} was asked, and not every candidate has run."]
-    sentences = {FASTEST: _fastest, DIFFERS: _differs, SCALES: _scales}
-    lines = [*sentences[asked.question.kind](asked, look)]
-    failed = []
-    for name, candidate in zip(asked.names, done.race.candidates, strict=True):
-        if candidate.failure:
-            failed.append(f"{name} ({candidate.failure})")
+    lines: list[str] = []
+    failed, suspect = {}, {}
+    for stage in done.stages:
+        lines += _of_stage(asked, stage)
+        for name, candidate, records in zip(
+            asked.names, stage.race.candidates, stage.records, strict=True
+        ):
+            if candidate.failure:
+                failed[name] = f"{name} ({candidate.failure})"
+            if any(record.validity.verdict == "suspect" for record in records):
+                suspect[name] = name
+    options = recommended(asked, done)
+    if options:
+        typed = " ".join(f"{name}={value}" for name, value in options.items())
+        variable = re.compile(r"\bnccl\.(\w+)")
+        variables = variable.sub(lambda name: f"NCCL_{name[1].upper()}", typed)
+        lines.insert(0, f"Use {typed}." if variables == typed else f"Use {typed} ({variables}).")
+    elif asked.sizes_bytes and is_answered(done) and not done.gain:
+        margin = percent(asked.question.margin)
+        lines.insert(0, f"Nothing to gain: no setting is more than {margin} faster.")
     if failed:
-        lines.append(f"Without a result: {join_words(failed, MOST_NAMED)}.")
-    suspect = []
-    for name, records in zip(asked.names, done.records, strict=True):
-        if any(record.validity.verdict == "suspect" for record in records):
-            suspect.append(name)
+        lines.append(f"Without a result: {join_words(list(failed.values()), MOST_NAMED)}.")
     if suspect:
-        lines.append(f"Checks cast doubt on runs of {join_words(suspect, MOST_NAMED)}.")
+        lines.append(f"Checks cast doubt on runs of {join_words(list(suspect), MOST_NAMED)}.")
     lines.append(_effort(asked, done))
     return lines
 
 
+def _of_stage(asked: Asked, stage: RaceState) -> list[str]:
+    sentences = {FASTEST: _fastest, DIFFERS: _differs, SCALES: _scales, GAINS: _gains}
+    where = ""
+    if stage.size_bytes is not None:
+        where = f"{stage.size_bytes:,} bytes: "
+    elif stage.before:
+        where = "Training: "
+    if stage.last is None:
+        return [f"{where}Open: not every candidate has run."]
+    return [where + line for line in sentences[asked.question.kind](asked, stage.last)]
+
+
 def is_answered(done: RaceState) -> bool:
     """Return whether nothing is left open."""
-    return bool(done.last) and not done.pending and not _open(done.last)
+    return not done.pending and all(each.last and not _open(each.last) for each in done.stages)
 
 
 def seconds(done: RaceState) -> float:
     """Return how long the runs took, in seconds."""
-    return sum(each.ended_at - each.started_at for records in done.records for each in records)
+    return sum(record.ended_at - record.started_at for record in done.runs)
 
 
 def _open(look: Look | None) -> list[int]:
@@ -218,7 +318,7 @@ def _open(look: Look | None) -> list[int]:
 
 
 def _effort(asked: Asked, done: RaceState) -> str:
-    runs = sum(map(len, done.records))
+    runs = len(done.runs)
     text = f"{count(runs, 'run')} in {seconds(done):,.0f} s"
     if is_answered(done):
         grid = 5 * len(asked.names)
@@ -243,6 +343,8 @@ def _further_runs(asked: Asked, done: RaceState) -> int:
         needed = question.log_margin - middle  # half the interval that decides
         if question.kind == DIFFERS:
             needed = max(abs(middle), question.log_margin - abs(middle))
+        elif question.kind == GAINS:
+            needed = abs(needed)
         elif question.kind == SCALES:
             above = middle - math.log(question.efficiency)
             needed = max(above + question.log_margin, -above)
@@ -300,6 +402,37 @@ def _differs(asked: Asked, look: Look) -> Iterator[str]:
             yield f"{name} is {standing.state} than {first} by {by} ({ends})."
 
 
+def _gains(asked: Asked, look: Look) -> Iterator[str]:
+    first, margin = asked.names[0], percent(asked.question.margin)
+    states = [standing.state for standing in look.standings]
+    if states[0] == FAILED:
+        yield f"Open: {first} has no result, so nothing is compared with it."
+    elif look.reference:
+        yield f"Open: {asked.names[look.reference]} leads the search."
+    elif OPEN not in states and FASTER not in states:
+        shown = "is shown to be" if EQUAL in states[1:] else "is"
+        yield f"Nothing to gain: no setting {shown} more than {margin} faster than {first}."
+    for index, standing in enumerate(look.standings):
+        if look.reference or not index or not math.isfinite(standing.low):
+            continue
+        name, ends = asked.names[index], f"({_interval(standing)})"
+        if standing.state == FASTER:
+            by = percent(standing.difference)
+            yield f"{name} is {by} faster than {first} {ends} in new runs."
+        elif standing.state == EQUAL:
+            yield f"{name}, the fastest of the search, is not in new runs {ends}."
+        elif standing.state == OPEN:
+            yield f"Open: {name} against {first} {ends}."
+
+
+def recommended(asked: Asked, done: RaceState) -> dict[str, str]:
+    """Return the options that were shown to be faster than the first candidate, in training where
+    the question has that; empty without any."""
+    if asked.question.kind != GAINS or done.gain is None or done.size_bytes is not None:
+        return {}
+    return asked.settings[done.gain]
+
+
 def _scales(asked: Asked, look: Look) -> Iterator[str]:
     limit = percent(asked.question.efficiency)
     order = sorted(range(len(asked.sizes)), key=lambda index: asked.sizes[index])
@@ -338,7 +471,7 @@ def summary(
     return tags, {
         "ask/margin": asked.question.margin,
         "ask/error": ERROR,
-        "ask/runs": float(sum(map(len, done.records))),
+        "ask/runs": float(len(done.runs)),
         "ask/seconds": seconds(done),
         "ask/answered": float(is_answered(done)),
     }

@@ -9,6 +9,9 @@ A difference of logarithms lies in an interval by Student's t. Its variance come
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
 contradict them; it is never below what one run shows inside, nor, from three runs on, below what
 the candidate's own runs show. Before two repeated runs nothing is answered.
+
+ask=gains searches until a look may answer. If not the first candidate leads then, new runs confirm
+the leader against it, in turns A B B A. Search and confirmation have half of the error each.
 """
 
 import math
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from analysis.study.intervals import quantile
 from analysis.study.noise_floor import Scatter
-from conf.question import DIFFERS, FASTEST, PER_GPU, SCALES, Question
+from conf.question import FASTEST, GAINS, SCALES, Question
 
 ERROR = 0.05  # the most probable share of wrong answers
 CONTRADICTED = 0.99  # level above which the runs of a race scatter more than earlier ones
@@ -26,7 +29,7 @@ MOST_FREEDOM = 6  # degrees of freedom that earlier runs count for
 FEWEST_REPEATS = 2  # second and further runs before there is an answer
 OWN_RUNS = 3  # of a candidate, for a scatter of its own
 OPEN, LEADS, TIED, SLOWER, FASTER, EQUAL = "open", "leads", "tied", "slower", "faster", "equal"
-ABOVE, BELOW, FAILED = "above", "below", "failed"
+ABOVE, BELOW, FAILED, UNTRIED = "above", "below", "failed", "not tried"
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Arm:
     rates: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)  # standard error inside each run
     failure: str = ""
+    failed_repeats: int = 0
 
     @property
     def mean(self) -> float:
@@ -83,16 +87,24 @@ class Look:
 class Race:
     """The candidates of a question, and every look at them."""
 
-    def __init__(self, question: Question, candidates: Sequence[Arm]) -> None:
-        """The order of the candidates is that of their first runs."""
+    def __init__(
+        self, question: Question, candidates: Sequence[Arm], confirmed: Sequence[int] = ()
+    ) -> None:
+        """The order of the candidates is that of their first runs. `confirmed` are those of a
+        confirmation without a search, the first among them."""
         self.question, self.candidates = question, list(candidates)
+        self.confirmed = tuple(confirmed)
         self.looks: list[Look] = []
         self._looks = 0  # that could answer
+        self._searched = 0  # runs of the search, of those that are confirmed
+        self._error = ERROR / 2 if question.kind == GAINS else ERROR
         order = range(len(self.candidates))
         self._sizes = sorted(order, key=lambda index: self.candidates[index].size)
 
     def first_turn(self) -> tuple[int, ...]:
         """Return the candidates that run before anything is judged."""
+        if self.confirmed:
+            return (*self.confirmed, *reversed(self.confirmed))
         if self.question.kind != SCALES:
             return tuple(range(len(self.candidates)))
         return self._sizes[0], self._sizes[-1]
@@ -101,12 +113,12 @@ class Race:
         """Judge what the runs so far say, and choose who runs next. Each call spends error."""
         alive = [index for index, each in enumerate(self.candidates) if each.rates]
         alive = [index for index in alive if not self.candidates[index].failure]
-        judge = {FASTEST: self._fastest, DIFFERS: self._differs, SCALES: self._scales}
+        judge = {FASTEST: self._fastest, SCALES: self._scales, GAINS: self._gains}
         if not alive:
             states = (Standing(FAILED),) * len(self.candidates)
             look = Look(0, 0, states, ())
         else:
-            look = judge[self.question.kind](alive)
+            look = judge.get(self.question.kind, self._differs)(alive)
         self.looks.append(look)
         self._looks += self._may_answer
         return look
@@ -119,7 +131,7 @@ class Race:
 
     def _quantile(self, comparisons: int, freedom: int) -> float:
         number = self._looks + 1
-        level = ERROR / (number * (number + 1)) / max(1, comparisons)
+        level = self._error / (number * (number + 1)) / max(1, comparisons)
         return quantile(freedom, 1 - level)
 
     def _own(self) -> Scatter:
@@ -176,10 +188,10 @@ class Race:
         return index, reference
 
     def _look(self, reference: int, standings: dict[int, Standing], turn: tuple[int, ...]) -> Look:
-        runs = sum(len(candidate.rates) for candidate in self.candidates)
+        runs = self._searched + sum(len(candidate.rates) for candidate in self.candidates)
         every = []
         for index, candidate in enumerate(self.candidates):
-            standing = standings.get(index, Standing(OPEN))
+            standing = standings.get(index, Standing(UNTRIED if self.confirmed else OPEN))
             if candidate.failure:
                 standing = Standing(FAILED)
             elif index != reference and not self._may_answer:
@@ -190,12 +202,11 @@ class Race:
     # --- questions
 
     def _fastest(self, alive: Sequence[int]) -> Look:
-        leader = max(alive, key=lambda index: self._score(index))
+        leader = max(alive, key=lambda index: self.candidates[index].mean)
         rivals = [index for index in alive if index != leader]
         standings = {leader: Standing(LEADS, 0.0, 0.0, 0.0)}
         for index in rivals:
-            shift = self._offset(index) - self._offset(leader)
-            standing = self._standing(index, leader, len(rivals), shift)
+            standing = self._standing(index, leader, len(rivals))
             state = OPEN
             if standing.high < 0:
                 state = SLOWER
@@ -204,21 +215,32 @@ class Race:
             standings[index] = replace(standing, state=state)
         if not rivals:
             return self._look(leader, standings, ())
-        nearest = max(rivals, key=lambda index: (standings[index].high, self._score(index)))
+        nearest = max(
+            rivals, key=lambda index: (standings[index].high, self.candidates[index].mean)
+        )
         is_open = standings[nearest].state == OPEN
         turn: tuple[int, ...] = ()
         if is_open or not self._may_answer:
             turn = self._pair(leader, nearest)
         return self._look(leader, standings, turn)
 
-    def _offset(self, index: int) -> float:
-        """Return what makes a rate that of one GPU, where that was asked."""
-        if self.question.rate == PER_GPU:
-            return math.log(self.candidates[index].size)
-        return 0.0
-
-    def _score(self, index: int) -> float:
-        return self.candidates[index].mean - self._offset(index)
+    def _gains(self, alive: Sequence[int]) -> Look:
+        """Search, then confirm: runs of the search say there how both scatter, and nothing else."""
+        if 0 not in alive:
+            return self._look(0, {}, ())
+        if self.confirmed:
+            return self._differs([index for index in self.confirmed if index in alive])
+        look = self._fastest(alive)
+        if look.reference == 0 or (look.turn and not self._may_answer):
+            return look
+        self.confirmed = (0, look.reference)
+        for index in self.confirmed:
+            arm = self.candidates[index]
+            self._searched += len(arm.rates)
+            scatter = arm.earlier + arm.scatter
+            self.candidates[index] = replace(arm, earlier=scatter, rates=[], errors=[])
+        self._looks = -int(self._may_answer)
+        return replace(look, turn=self.first_turn())
 
     def _differs(self, alive: Sequence[int]) -> Look:
         reference = alive[0]
@@ -229,7 +251,12 @@ class Race:
             standing = self._standing(index, reference, len(alive) - 1)
             low, high = standing.logs
             state = OPEN
-            if -margin <= low and high <= margin:
+            if self.question.kind == GAINS:
+                if low > margin:
+                    state = FASTER
+                elif high <= margin:
+                    state = EQUAL
+            elif -margin <= low and high <= margin:
                 state = EQUAL
             elif low > 0:
                 state = FASTER

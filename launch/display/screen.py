@@ -20,6 +20,7 @@ from analysis.findings.record_values import SeveralRecords
 from analysis.report import cell_numbers
 from analysis.report.cell_numbers import COLUMNS
 from analysis.report.numbers import THIN as NO_BREAK
+from analysis.report.sections.standings import standings_table
 from analysis.study.asked import Asked, RaceState, answer
 from analysis.study.names import unit_of_cells
 from analysis.study.noise_floor import Scatters
@@ -39,7 +40,6 @@ from launch.display.columns import (
     request_columns,
     verdict,
 )
-from launch.display.race_table import race_table
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
 from launch.study.background import Pace
@@ -178,8 +178,8 @@ class Screen:
 
     def show_race(self, asked: Asked, race: RaceState) -> None:
         """Show how the candidates of a question stand instead of the runs."""
-        self._race = race_table(asked, race, self._things)
-        if not self._live and race.last is not None and race.last.runs == self._settled():
+        self._race = standings_table(asked, race).to_rich()
+        if not self._live and race.last is not None and race.pending == race.last.turn:
             self.console.print(Text(f"    {answer(asked, race)[0]}", style="dim"))
 
     def settle_done(self, done: Mapping[int, Record]) -> None:

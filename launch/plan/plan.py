@@ -63,6 +63,7 @@ class Plan:
     notices: list[str] = field(default_factory=list)
     nsys: Nsys | None = None
     question: Question | None = None  # the cells are its candidates
+    training: tuple[Cell, ...] = ()  # the same candidates in training, where cells are of links
 
 
 def plan(
@@ -76,6 +77,10 @@ def plan(
     """
     first = requests[0].config
     is_for_another_machine = first.topology is not None and first.dry_run
+    for request in requests:
+        if first.search is not None:
+            config = replace(request.config, benchmark=request.config.search)
+            requests = [*requests, Request(config, [])]
     configs, notices = refuse_wrong_options(requests)
     if not is_for_another_machine:
         refuse_small_limits()
@@ -122,13 +127,16 @@ def plan(
     folder = study_folder(first.output_dir, first.study)
     question = asked_question(first)
     if question is not None and not machine.present:
-        refuse_question(question, first, unique, folder)
+        training = tuple(cell for cell in unique if cell.trains and first.search is not None)
+        searched = [cell for cell in unique if cell not in training]
+        refuse_question(question, first, searched, folder)
         notices.append(
-            f"ask={question.kind}: {count(len(unique), 'candidate')}, each first once, then those "
-            "between which it is open"
+            f"ask={question.kind}: {count(len(searched), 'candidate')}, each first once, then "
+            "those between which it is open"
         )
-        candidates = list(map(PlannedCell, unique))
-        return Plan(first, machine, candidates, list(dict.fromkeys(notices)), nsys, question)
+        candidates = list(map(PlannedCell, searched))
+        notices = list(dict.fromkeys(notices))
+        return Plan(first, machine, candidates, notices, nsys, question, training)
     twice = choose_replicates(
         unique,
         first,

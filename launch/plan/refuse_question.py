@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.record import read_study
 from conf.cell import Cell
 from conf.options import Refused
-from conf.question import FASTEST, RATES, SCALES, Question
+from conf.question import FASTEST, GAINS, RATES, SCALES, Question
 from conf.schema import Config
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell
@@ -30,6 +30,17 @@ def refuse_question(
         )
     if config.waterfall:
         raise Refused(f"{ask} waterfall=true: control cells are no candidates; leave one out")
+    first, last = cells[0], cells[-1]
+    exchanges = first.strategy != last.strategy or not first.trains
+    if question.kind == GAINS and first.world_size < 2 and exchanges:
+        raise Refused(
+            f"{ask} gpus={config.gpus}: a GPU or worker alone exchanges nothing; expected two or "
+            "more, as in gpus=0,1"
+        )
+    if question.kind == GAINS and first.device == "cpu" and not first.trains:
+        raise Refused(
+            f"{ask} nccl=…: CPU workers use gloo, which has no settings of NCCL; expected GPUs"
+        )
     if len(cells) < 2:
         raise Refused(
             f"{ask}: there is one candidate, {cells[0].name}; expected two or more, as in "
@@ -43,7 +54,7 @@ def refuse_question(
                 f"{ask}: candidates differ in more than their number of GPUs; expected one of each "
                 "number, as in gpus=scale"
             )
-    elif question.kind == FASTEST and len(set(sizes)) > 1 and question.rate is None:
+    elif question.kind in (FASTEST, GAINS) and len(set(sizes)) > 1 and question.rate is None:
         raise Refused(
             f"{ask}: candidates run on {min(sizes)} to {max(sizes)} GPUs or workers; expected "
             f"rate={' or rate='.join(RATES)}, to say which rate counts"

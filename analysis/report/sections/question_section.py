@@ -4,7 +4,7 @@ from analysis.findings.examine import Findings
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, DrawnPoint, curves_figure
 from analysis.report.figure import Figure, colours
 from analysis.report.section import Section
-from analysis.report.table import Column, Table
+from analysis.report.sections.standings import standings_table
 from analysis.study.asked import Asked, RaceState, answer, questions_of, replay
 from analysis.study.intervals import Estimate
 from analysis.study.race import FAILED
@@ -13,51 +13,23 @@ from conf.question import SCALES
 
 WIDEST = 0.5  # share: a wider interval is not drawn, or the others would be points
 MOST_DRAWN = len(MARKERS)
-COLUMNS = (
-    Column("candidate", "candidate"),
-    Column("runs", "runs", kind="count"),
-    Column("difference", "difference", kind="change", bounded=True),
-    Column("state", "state"),
-)
 
 
 def question(study: Study, findings: Findings) -> Section | None:
     """Return the section of the last question of a study; None: nothing was asked."""
-    asked, race = asked_last(study)
-    if asked is None or race is None or race.last is None:
+    questions = list(questions_of(study.folder).values()) if study.folder else []
+    if not questions:
         return None
-    look = race.last
-    rows = []
-    for index, standing in enumerate(look.standings):
-        state = race.race.candidates[index].failure or standing.state
-        rows.append(
-            {
-                "candidate": asked.names[index],
-                "runs": len(race.records[index]),
-                "difference": Estimate(standing.difference, standing.low, standing.high),
-                "state": state,
-            }
-        )
+    asked, race = questions[-1], replay(questions[-1], study.records)
     lines = tuple(answer(asked, race))
-    figure = _shrinking(asked, race)
-    against = f"Candidates against {asked.names[look.reference]}"
+    figure = _shrinking(asked, race) if race.last else None
     return Section(
         "question",
         f"Question: ask={asked.question.kind}",
         lines,
         (figure,) if figure else (),
-        (Table.of("question", f"{against}.", COLUMNS, rows),),
+        (standings_table(asked, race),),
     )
-
-
-def asked_last(study: Study) -> tuple[Asked | None, RaceState | None]:
-    """Return the last question of a study with its race; None and None without one."""
-    if study.folder is None:
-        return None, None
-    questions = list(questions_of(study.folder).values())
-    if not questions:
-        return None, None
-    return questions[-1], replay(questions[-1], study.records)
 
 
 def _shrinking(asked: Asked, race: RaceState) -> Figure | None:

@@ -1,0 +1,48 @@
+"""How the candidates of a question (ask=) stand, best first, on terminals and in the report."""
+
+import math
+
+from analysis.report.table import Column, Table
+from analysis.study.asked import Asked, RaceState, percent, seconds
+from analysis.study.race import LEADS, OPEN, Standing
+from analysis.study.rates import primary_rate
+
+
+def standings_table(asked: Asked, race: RaceState) -> Table:
+    """Return the table of a race, with a row for each candidate."""
+    caption = f"ask={asked.question.kind} margin={percent(asked.question.margin)}"
+    if race.last is not None:
+        caption += f", against {asked.names[race.last.reference]}"
+    rows = []
+    arms = race.race.candidates
+    by_rate = {index: arm.mean if arm.rates else -math.inf for index, arm in enumerate(arms)}
+    for index in sorted(by_rate, key=by_rate.__getitem__, reverse=True):
+        candidate = arms[index]
+        standing = race.last.standings[index] if race.last else Standing(OPEN)
+        state = candidate.failure or standing.state
+        if index in race.pending[:1]:
+            state += ", runs next"
+        row = {
+            "candidate": asked.names[index],
+            "runs": len(race.records[index]),
+            "seconds": sum(record.ended_at - record.started_at for record in race.records[index]),
+            "rate": math.exp(candidate.mean) if candidate.rates else None,
+            "state": state,
+        }
+        if standing.state != LEADS:
+            row |= {"difference": standing.difference, "low": standing.low, "high": standing.high}
+        rows.append(row)
+    names = [primary_rate(record.cell).name for record in race.runs[:1]]
+    heading = "busbw, GB/s" if race.size_bytes else "".join(names)
+    columns = (
+        Column("candidate", "candidate"),
+        Column("runs", "runs", kind="count"),
+        Column("seconds", "s", kind="count"),
+        Column("rate", heading, kind="rate"),
+        Column("difference", "difference", kind="change"),
+        Column("low", "at least", kind="change"),
+        Column("high", "at most", kind="change"),
+        Column("state", "state"),
+    )
+    caption += f"; {seconds(race):,.0f} s of runs."
+    return Table.of("question", caption, columns, rows)

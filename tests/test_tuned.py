@@ -1,0 +1,191 @@
+"""tune= and ask=gains: search, confirmation with new runs, and the files that a user takes over."""
+
+import dataclasses
+
+import pytest
+import yaml
+from build import make_cell, run_of
+
+from analysis.nccl.log import AlgorithmChoice
+from analysis.study.asked import BUSBW, Asked, answer, is_answered, recommended, replay
+from benchmarks.record import Failure
+from conf.question import GAINS, Question
+from launch.study.study_folder import StudyFolder
+from launch.study.tuned_files import OPTIONS, TUNER, tuner_csv, write_tuned
+
+REFUSED = [
+    (["tune=speed"], "tune=speed: expected buckets or nccl"),
+    (["tune=buckets", "ask=fastest"], "tune=buckets ask=fastest: tune asks what runs"),
+    (["tune=buckets", "repeats=3"], "tune=buckets repeats=3: tune asks what runs"),
+    (["tune=buckets", "gpus=0"], "gpus=['0']: a GPU or worker alone exchanges nothing"),
+    (["tune=buckets", "strategy=none"], "unknown option of strategy=none"),
+    (["tune=nccl"], "CPU workers use gloo, which has no settings of NCCL; expected GPUs"),
+]
+
+
+@pytest.mark.parametrize(("typed", "sentence"), REFUSED)
+def test_what_cannot_be_tuned_is_refused_in_a_sentence(launch, typed, sentence):
+    gpus = [] if "gpus=0" in typed else ["gpus=0,1"]
+    code, out, err = launch("device=cpu", *gpus, *typed, "dry_run=true")
+    assert (code, out) == (2, "") and sentence in err and err.count("\n") == 1, err
+
+
+def cells_of(values=(25, 5, 1)):
+    cells = []
+    for value in values:
+        cell = make_cell(strategy=make_cell().strategy | {"bucket_cap_mb": value})
+        cells.append(dataclasses.replace(cell, labels=(f"bucket_cap_mb={value}",)))
+    return cells
+
+
+def asked_of(cells, training=(), **changes):
+    asked = Asked.of(Question(GAINS, 0.01), "2" * 32, cells, {}, ())
+    changes["training_keys"] = tuple(cell.key for cell in training)
+    return dataclasses.replace(asked, **changes)
+
+
+def raced(asked, cells, rate):
+    """Run what the race asks for, one by one. `rate` gives that of a candidate and a repeat; None:
+    the run fails; a list: busbw by size."""
+    by_key, records = {cell.key: cell for cell in cells}, []
+    while (done := replay(asked, records)).pending:
+        index = done.pending[0]
+        cell, repeat = by_key[done.keys[index]], len(done.records[index])
+        made = rate(index, repeat, cell)
+        record = run_of(cell, repeat, made if isinstance(made, float) else 1.0)
+        if made is None:
+            failure = Failure("oom", 0, "", "")
+            record = dataclasses.replace(record, state="failed", failure=failure)
+        elif not isinstance(made, float):
+            record = dataclasses.replace(record, series={BUSBW: made})
+        records.append(dataclasses.replace(record, record_id=f"{len(records):032x}"))
+    return done, records
+
+
+def wobble(repeat):
+    return 1 + 0.0004 * (-1) ** repeat + 0.0001 * repeat
+
+
+def test_the_fastest_is_confirmed_with_new_runs_and_written(tmp_path):
+    cells = cells_of()
+    asked = asked_of(cells)
+    rates = (1000.0, 1030.0, 900.0)
+    done, records = raced(asked, cells, lambda index, repeat, cell: rates[index] * wobble(repeat))
+    lines = answer(asked, done)
+    assert is_answered(done) and recommended(asked, done) == {"strategy.bucket_cap_mb": "5"}
+    assert lines[0] == "Use strategy.bucket_cap_mb=5."
+    assert lines[1].startswith("bucket_cap_mb=5 is 3 % faster than bucket_cap_mb=25 (+")
+    # A B B A, with repeats that the search did not have.
+    confirmed = [(record.cell.strategy["bucket_cap_mb"], record.cell.repeat) for record in records]
+    assert [name for name, _ in confirmed[-4:]] == [25, 5, 5, 25]
+    assert len(set(confirmed)) == len(confirmed) == 9
+    study = StudyFolder(str(tmp_path), "tune_buckets")
+    (path,) = write_tuned(study, asked, done)
+    assert path.name == OPTIONS and "# Use strategy.bucket_cap_mb=5.\n" in path.read_text()
+    assert yaml.safe_load(path.read_text()) == {"strategy": {"bucket_cap_mb": 5}}
+    # An interruption, or a budget, after any run: the same race goes on.
+    for number, record in enumerate(records):
+        state = replay(asked, records[:number])
+        assert not is_answered(state) and answer(asked, state)[0].startswith("Open: ")
+        key = dataclasses.replace(record.cell, repeat=0).key
+        assert state.keys[state.pending[0]] == key and recommended(asked, state) == {}
+        assert len(state.records[state.pending[0]]) == record.cell.repeat
+    assert write_tuned(study, asked, replay(asked, records[:-1])) == [] and not path.exists()
+
+
+@pytest.mark.parametrize(("lucky", "shown"), [(1000.0, "is"), (1030.0, "is shown to be")])
+def test_nothing_is_to_gain_where_the_first_wins_or_new_runs_contradict(lucky, shown):
+    cells = cells_of()
+    asked = asked_of(cells)
+
+    def rate(index, repeat, cell):
+        if index == 1:
+            return (lucky if repeat < 2 else 999.0) * wobble(repeat)
+        return (1000.5, 0, 900.0)[index] * wobble(repeat)
+
+    done, _ = raced(asked, cells, rate)
+    lines = answer(asked, done)
+    assert is_answered(done) and recommended(asked, done) == {}
+    first = f"Nothing to gain: no setting {shown} more than 1 % faster than bucket_cap_mb=25."
+    assert lines[0] == first
+    assert ("bucket_cap_mb=5, the fastest of the search, is not" in lines[1]) == (lucky > 1001)
+
+
+@pytest.mark.parametrize("lost", [(3,), (3, 4)])
+def test_a_repeat_that_fails_is_tried_once_more(lost):
+    cells = cells_of()
+    asked = asked_of(cells)
+
+    def rate(index, repeat, cell):
+        failed = index == 1 and repeat in lost
+        return None if failed else (1000.0, 1030.0, 900.0)[index] * wobble(repeat)
+
+    done, _ = raced(asked, cells, rate)
+    text = " ".join(answer(asked, done))
+    assert ("Without a result: bucket_cap_mb=5 (oom)." in text) == (len(lost) == 2)
+    assert bool(recommended(asked, done)) == (len(lost) == 1)
+
+
+SIZES = (1 << 16, 1 << 24)
+TUNING = (
+    "node-1:1:2 [0] NCCL INFO AllReduce: {} Bytes -> Algo {} proto {} channel{{Lo..Hi}}={{0..{}}}\n"
+)
+LINES = """\
+allreduce,0,1048576,tree,ll,2,1,2,-1,-1
+allreduce,1048577,4294967295,ring,simple,16,1,2,-1,-1
+"""
+
+
+def nccl_cells(benchmark):
+    cell = dataclasses.replace(make_cell(), device="cuda", benchmark={"name": benchmark})
+    if benchmark == "collectives":
+        network = dataclasses.replace(cell.model, builder="none")
+        cell = dataclasses.replace(cell, model=network)
+    tree = {"NCCL_ALGO": "allreduce:tree", "NCCL_PROTO": "LL"}
+    return [cell, dataclasses.replace(cell, nccl=tree)]
+
+
+@pytest.mark.parametrize("gain", [1.05, 1.0])
+def test_nccl_is_searched_by_size_and_what_wins_is_tried_in_training(tmp_path, gain):
+    cells, training = nccl_cells("collectives"), nccl_cells("throughput")
+    asked = asked_of(cells, training, sizes_bytes=SIZES)
+    study = StudyFolder(str(tmp_path), "tune_nccl")
+
+    def rate(index, repeat, cell):
+        if cell.trains:
+            return (1000.0, 1000.0 * gain)[index] * wobble(repeat)
+        return [[SIZES[0], (5.0, 6.0)[index] * wobble(repeat)], [SIZES[1], 100.0 - index]]
+
+    done, _ = raced(asked, [*cells, *training], rate)
+    for cell, choice in zip(cells, (("RING", "SIMPLE", 15), ("TREE", "LL", 1)), strict=True):
+        folder = study.folder_of(run_of(cell, 0, 1.0)).tuning.make()
+        lines = "".join(TUNING.format(size, *choice) for size in SIZES)
+        (folder.path / "nccl" / "host.1.log").write_text(lines)
+    assert [stage.size_bytes for stage in done.stages] == [None, SIZES[1], SIZES[0]]
+    lines = answer(asked, done)
+    written = {path.name: path.read_text() for path in write_tuned(study, asked, done)}
+    assert written[TUNER].endswith(LINES)
+    if gain > 1:
+        variables = "NCCL_ALGO=allreduce:tree NCCL_PROTO=LL"
+        assert lines[0] == f"Use nccl.algo=allreduce:tree nccl.proto=LL ({variables})."
+        assert yaml.safe_load(written[OPTIONS]) == {
+            "nccl": {"algo": "allreduce:tree", "proto": "LL"}
+        }
+    else:
+        assert lines[0].startswith("Training: Nothing to gain: ") and OPTIONS not in written
+
+
+def test_the_lines_for_the_tuner_plugin_cover_all_sizes():
+    choices = {}
+    for size, words in (
+        (1 << 16, "NVLSTree LL"),
+        (1 << 20, "Ring LL128"),
+        (1 << 28, "CollNetDirect Simple"),
+    ):
+        choices[size] = AlgorithmChoice("AllReduce", size, *words.split(), 4, 1)
+    lines = tuner_csv(choices, 1, 8).splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "allreduce,0,262144,nvls_tree,ll,4,1,8,-1,-1",
+        "allreduce,262145,16777216,ring,ll128,4,1,8,-1,-1",
+        "allreduce,16777217,4294967295,collnet_direct,simple,4,1,8,-1,-1",
+    ]
