@@ -30,6 +30,8 @@ ROOT = Path(__file__).parent.parent
 RAW = (
     ROOT / "tests" / "data" / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 )
+H200_X1 = RAW.parent.parent / "h200_x1"
+STRANGER = RAW.parent.parent / "h200_x1_stranger"
 PHASES = [
     line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")
 ]
@@ -268,6 +270,17 @@ def test_a_program_that_begins_on_one_host_is_told_with_its_name(windows, said):
     cell = dataclasses.replace(record.cell, hosts=("a", "b"), gpus=(0,))
     changed = dataclasses.replace(record, cell=cell, checks={"gpu_windows": windows})
     assert foreign_load_timed.judge(changed, ValidityLimits()) == said
+
+
+def test_a_stranger_of_another_container_on_an_h200_is_told():
+    """It began in the windows, loaded the GPU by a tenth, and had a pid that the ranks cannot see."""
+    cell = "resnet50-none-gpus0-3aed586ddd/record.json"
+    alone, beside = records.read(H200_X1 / cell), records.read(STRANGER / cell)
+    assert judge(alone, ValidityLimits()).verdict == "valid"
+    grown = "memory that is not the cell's grew by 0.9 GiB"
+    assert grown in judge(beside, ValidityLimits()).codes["foreign_load_timed"]
+    rates = [record.metrics["throughput/images_per_second"] for record in (alone, beside)]
+    assert rates[1] < 0.95 * rates[0]
 
 
 @pytest.mark.parametrize("missing", ["own_bytes", "memory_bytes", "processes", "busy_percent"])

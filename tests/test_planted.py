@@ -190,6 +190,7 @@ NOISY = (
 # Small batches wait for the CPU; at 512 and 1,024 images a window of 1 s has few steps. Each cell says so, and nothing else.
 SMALL_OR_SHORT = {("h200_x1", "graphs"), ("h200_x1", "fastest")}
 TOLD_OF_THESE = {"noisy", "cpu_bound", "too_few_iterations", "not_stationary"}
+STRANGER = "h200_x1_stranger"  # tests/test_host_samples.py says what is told of it
 ON_SOCKETS = "h200_net"  # two GPUs that a variable made two hosts: tests/test_h200.py says what is told of them
 PLANTED = "resnet50-nccl_allreduce-gpus0-3-de3b63172a"  # LOC was taken away from it on purpose
 
@@ -200,7 +201,9 @@ def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
     What a check needs and older records lack leaves it unchecked.
     """
     folders = {
-        path.parent.parent for path in DATA.glob("**/record.json") if ON_SOCKETS not in path.parts
+        path.parent.parent
+        for path in DATA.glob("**/record.json")
+        if {ON_SOCKETS, STRANGER}.isdisjoint(path.parts)
     }
     found = []
     for folder in sorted(one for one in folders if one.parts[-2:] not in SMALL_OR_SHORT):
