@@ -122,6 +122,41 @@ study_shared_gpu() {
   finish
 }
 
+study_today() {
+  # Shards, micro-steps, hooks and local SGD beside DDP. 2 GPUs, 9 minutes; GPUS=0: one, 5 minutes.
+  # Fills a table of rates, costs and memory by strategy. Copy $out/shards, …, packed, to tests/data/h200_x2.
+  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  cells 170 shards "${common[@]}" "strategy=nccl_allreduce,zero1$(small ,zero2,fsdp "")" predict=auto
+  cells 100 micro_steps "${common[@]}" "strategy=nccl_allreduce$(small ,fsdp "")" accumulate=4
+  cells 110 hooks "${common[@]}" strategy=nccl_allreduce "strategy.comm_hook=none,bf16,fp8"
+  cells 140 rarer "${common[@]}" strategy=nccl_allreduce,local_sgd "$(small nccl.p2p_level=null,LOC seed=1)"
+  finish shards micro_steps hooks rarer
+}
+
+study_asked() {
+  # A question beside the grid that would answer it: the fastest strategy of seven. 2 GPUs, 9 minutes.
+  # Fills a table of answers and seconds. Copy $out/asked and $out/grid, packed, to tests/data/h200_x2.
+  local common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
+    "strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_local$(small ,zero2,fsdp "")")
+  LINES_SHOWN=30
+  sweep 180 asked "${common[@]}" ask=fastest margin=1%
+  cells 380 grid "${common[@]}" "repeats=$(small 5 2)"
+  finish asked grid
+}
+
+study_rewritten() {
+  # Which way to run a step is fastest, and whether two options gain: questions beside a grid. 1 GPU, 10 minutes, most of it compiling.
+  # Fills a table of answers and seconds. Copy $out/fastest_way, …, packed, to tests/data/h200_x1.
+  local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  local ways="optimize=$(small eager,graph,compile,compile_graph,max eager,compile)"
+  LINES_SHOWN=30
+  sweep 270 fastest_way "${common[@]}" "$ways" ask=fastest margin=1%
+  sweep 60 layout "${common[@]}" channels_last=true,false ask=differs margin=1%
+  sweep 60 format "${common[@]}" "precision=$(small fp32,tf32 fp32,bf16)" ask=differs margin=1%
+  cells 200 grid "${common[@]}" "$ways" repeats=3
+  finish fastest_way layout format grid
+}
+
 study_strong_scaling() {
   # A fixed global batch on one GPU, on the other, and on both, each step one replay of a CUDA graph; three runs. 2 GPUs, 3 minutes.
   # Fills "CUDA graphs", strong scaling: a verdict for each number of GPUs. Copy $out/strong_scaling, packed, to tests/data/h200_x2.
