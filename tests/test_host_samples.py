@@ -283,6 +283,16 @@ def test_a_stranger_of_another_container_on_an_h200_is_told():
     assert rates[1] < 0.95 * rates[0]
 
 
+def test_a_share_of_the_peak_is_three_forward_passes_by_the_data_sheet():
+    record = records.read(H200_X1 / "resnet50-none-gpus0-3aed586ddd" / "record.json")
+    rate = record.metrics["throughput/images_per_second"]
+    used = device_use(record, None)
+    assert used["compute/tflops"] == pytest.approx(3 * 8.178e-3 * rate, rel=1e-3)
+    assert used["compute/mfu"] == pytest.approx(used["compute/tflops"] / 989.4)
+    unknown = dataclasses.replace(record, ranks=[{"name": "NVIDIA X"}])
+    assert device_use(unknown, None) == {"compute/tflops": used["compute/tflops"]}
+
+
 @pytest.mark.parametrize("missing", ["own_bytes", "memory_bytes", "processes", "busy_percent"])
 def test_what_a_driver_does_not_say_is_none_in_the_windows(tmp_path, missing):
     said = {"own_bytes": 40 * GIB, "processes": 1}

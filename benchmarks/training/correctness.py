@@ -140,8 +140,10 @@ def gradient(
     mean = _mean(runs[0], ranks)
     # Each of n sums rounds half a unit in the last place, and reserve, as a share of Σ|local|.
     rounding = torch.clamp(ranks.world_size * _digits(training), min=training.strategy.rounding)
-    largest = gathered(ranks, runs[0].abs().max()).max().item()
-    step = training.strategy.smallest_step + training.strategy.smallest_share * largest
+    step = training.strategy.smallest_step
+    if training.strategy.smallest_share:
+        largest = gathered(ranks, runs[0].abs().max()).max().item()
+        step += training.strategy.smallest_share * largest
     facts = _of_all_arrays(ranks, runs, exchanged, mean, rounding.max().item())
     facts["gradient_tolerance"] += step * len(mean) ** 0.5 / (mean.norm().item() or 1.0)
     sums = [elements.by_array(exchanged - mean), elements.repeats(runs), elements.by_array(runs[0])]
