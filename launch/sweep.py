@@ -399,8 +399,7 @@ class SweepRun:
             if is_open and race.pending:
                 where.append("next     rerun the same command: the question goes on")
             if self._writable and self.asked.question.kind == GAINS:
-                files = write_tuned(self.study, self.asked, race)
-                where += [f"tuned    {path}" for path in files]
+                where += [f"tuned    {path}" for path in write_tuned(self.study, self.asked, race)]
             findings = answer(self.asked, race)
         with self.stopping.at_once():
             shown = Study.of(of_study(), scatters=self.other_studies)

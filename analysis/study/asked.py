@@ -324,7 +324,9 @@ def _effort(asked: Asked, done: RaceState) -> str:
         grid = 5 * len(asked.names)
         return f"{text} (a grid with five repeats: {grid} runs); wrong in at most {percent(ERROR)}."
     more = _further_runs(asked, done)
-    if more:
+    if more > MOST_RUNS * len(asked.names):
+        text += f"; {MOST_RUNS} runs of each would not answer it"
+    elif more:
         hours = more * seconds(done) / runs / 3600
         rounded = float(f"{more:.2g}")
         text += f"; the answer would take about {rounded:,.0f} more, {hours:.2g} h"

@@ -7,7 +7,7 @@ sum (a union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,00
 
 A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
-contradict them; it is never below what one run shows inside, nor, from three runs on, below what
+contradict them; it is never below what its runs show inside, nor, from three runs on, below what
 the candidate's own runs show. Before two repeated runs nothing is answered.
 
 ask=gains searches until a look may answer. If not the first candidate leads then, new runs confirm
@@ -161,7 +161,7 @@ class Race:
         variance = squares / freedom
         if len(candidate.rates) >= OWN_RUNS:
             variance = max(variance, candidate.scatter.squares / candidate.scatter.freedom)
-        return max(variance, max(candidate.errors) ** 2), freedom
+        return max(variance, statistics.fmean(error**2 for error in candidate.errors)), freedom
 
     def _standing(
         self, index: int, reference: int, comparisons: int, shift: float = 0.0
