@@ -342,7 +342,9 @@ class Config:
     study: str = option("default", "the name of the study: its records are read together")
     intro: str = option("", "of a named study: the words before the number of its runs")
     health: bool = option(
-        False, "say at the end which devices are slower than the others: exit status 1 if any is"
+        False,
+        "say at the end which devices are slower than the others: exit status 1 if any is, 3 if "
+        "none could be compared",
     )
     output_dir: str = option(
         "outputs", "the folder of all studies; a record is <output_dir>/<study>/<cell>/record.json"

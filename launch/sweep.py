@@ -81,7 +81,7 @@ def run(
     study's CPU preset.
 
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false)
-    or its question is open, 130 interrupted or out of the job's time.
+    or its question is open, health too, 130 interrupted or out of the job's time.
 
     Raises:
         Refused: the request is wrong; nothing was started.
@@ -381,18 +381,20 @@ class SweepRun:
         if self.asked is not None:
             unfinished = 0
         slow: list[str] = []
+        is_open = False
         every_run = [*self.done.values(), *self.measured]
         if self.config.health:
             from analysis.findings.health import health  # needs numpy
 
-            slow, compared = health(Study.of(every_run), self.config.validity.slow_rank_limit)
+            limit = self.config.validity.slow_rank_limit
+            slow, compared, is_judged = health(Study.of(every_run), limit)
+            is_open = not is_judged
             for line in slow:
                 self.console.print(line, markup=False, style="bold red")
             self.console.print(compared, markup=False)
         if self.cells[0].environment and every_run:
             line, fails = conclusion(every_run)
             findings, self._incomplete = [line], self._incomplete or fails
-        is_open = False
         if self.asked is not None:
             race = replay(self.asked, filter(None, self.screen.records))
             is_open = not is_answered(race)

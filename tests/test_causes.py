@@ -209,6 +209,24 @@ def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, messa
     assert failure == (cause, 1, f"rank 1 raised {kind} in phase 'timed': {message or kind}")
 
 
+TORCHS = "NCCL error in: /pytorch/ProcessGroupNCCL.cpp:3135, invalid usage"
+NCCLS = f"{TORCHS}\nncclInvalidUsage: This usually reflects invalid usage.\nLast error:\n"
+REASON = "Bootstrap : no socket interface found"
+
+
+@pytest.mark.parametrize(("after", "said"), [(REASON, f"{REASON} ({TORCHS})"), ("", TORCHS)])
+def test_the_last_error_of_nccl_comes_first_where_there_is_one(tmp_path, after, said):
+    exception = raises(1, "DistBackendError", NCCLS + after)
+    failure, _ = told(tmp_path / "raised", starts, begins, exception, is_seen_to_end((1, 1)))
+    assert failure == ("nccl", 1, f"rank 1 raised DistBackendError in phase 'timed': {said}")
+
+    def prints(job):
+        job.folder.rank_log(1).write_text(f"  what():  {NCCLS}{after}\n")
+
+    failure, _ = told(tmp_path / "aborted", starts, begins, prints, is_seen_to_end((1, -6)))
+    assert failure == ("nccl", 1, f"rank 1 was ended by SIGABRT {TIMED}: {said}")
+
+
 ABORTS = [
     ("[Rank 1] watchdog of NCCL: CUDA error: an illegal memory access", "exception"),
     ("NCCL error: remote process exited", "nccl"),

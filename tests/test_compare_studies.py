@@ -12,6 +12,7 @@ from slower import slower_study
 
 from analysis.__main__ import main
 from analysis.findings.between_studies import FAIL, INCONCLUSIVE, PASS, differences
+from analysis.report.build import examine_several
 from analysis.study.noise_floor import FILE, as_json
 from analysis.study.study import open_study
 from analysis.study.study_inputs import StudyPath, open_inputs
@@ -130,6 +131,17 @@ def test_github_and_junit_have_the_outcome_of_each_configuration(slower, tmp_pat
     suite = ElementTree.parse(report).getroot()
     assert (suite.get("tests"), suite.get("failures")) == (str(CELLS), str(CELLS))
     assert suite.find("testcase/failure").get("message").startswith("−2.")
+
+
+def test_rates_of_samples_are_headed_so(tmp_path, capsys):
+    of_samples = record(0, [0], 900.0, cell={"model": {"inputs": "samples"}})
+    folders = [str(study(tmp_path / name, [of_samples])) for name in "ab"]
+    assert main(["compare", *folders]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "samples/s" in out and "images" not in out
+    content, _ = examine_several(list(map(StudyPath.of, folders)))
+    headings = [column.heading for column in content.sections[0].tables[1].columns]
+    assert "A samples/s" in headings and "B samples/s" in headings
 
 
 def test_studies_keep_their_own_baselines_repeats_and_floors(capsys):

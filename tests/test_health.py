@@ -27,9 +27,13 @@ def alone(records):
 def test_one_planted_slow_gpu_is_named_and_none_in_a_clean_study(tmp_path):
     clean = alone(open_study(WITH_LINES).records)
     counted = "4 GPUs alone (a loss of 3 % or more counts)"  # with the strategy, and without
-    assert health(Study.of(clean), LIMIT) == ([], f"No slow device: {counted}, {counted}.")
+    assert health(Study.of(clean), LIMIT) == (
+        [],
+        f"No slow device: {counted}, {counted}.",
+        True,
+    )
     slower_study(WITH_LINES, tmp_path / "slow", 1.05, lambda each: each.cell.gpus == (2,))
-    slow, _ = health(Study.of(alone(read_study(tmp_path / "slow")[0])), LIMIT)
+    slow, *_ = health(Study.of(alone(read_study(tmp_path / "slow")[0])), LIMIT)
     assert len(slow) == 2 and all(line.startswith("SLOW: gpus 2, 4.") for line in slow)
 
 
@@ -69,7 +73,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("changes", "rates", "slow"), PLANTED)
 def test_the_slowest_comes_first_with_the_fault_that_fits(tmp_path, changes, rates, slow):
-    lines, compared = verdict_of(tmp_path, eight_runs(changes, rates))
+    lines, compared, _ = verdict_of(tmp_path, eight_runs(changes, rates))
     short = [
         re.sub(r"^SLOW: gpus | below the median of the others|\.$", "", line) for line in lines
     ]
@@ -82,14 +86,14 @@ def test_the_slowest_comes_first_with_the_fault_that_fits(tmp_path, changes, rat
 def test_what_was_not_compared_is_not_called_healthy(tmp_path):
     single = verdict_of(tmp_path / "once", eight_runs(rates={(3,): 4000}, repeats=1))
     once = "(not judged: each ran once, and repeats=2 is needed)"
-    assert single == ([], f"Not judged: 4 GPUs alone {once}, 2 subsets of 2 {once}.")
+    assert single == ([], f"Not judged: 4 GPUs alone {once}, 2 subsets of 2 {once}.", False)
     suspect = {gpus: {"validity": HOT} for gpus in RATES}
-    doubted, said = verdict_of(tmp_path / "suspect", eight_runs(suspect))
+    doubted, said, _ = verdict_of(tmp_path / "suspect", eight_runs(suspect))
     assert doubted == ["NOT JUDGED: every run is suspect, so no device can be called healthy."]
     assert said.startswith("Compared: 4 GPUs alone")
     of_one = [each for each in eight_runs() if each["cell"]["gpus"] == [0]]
     said = verdict_of(tmp_path / "one", of_one)
-    assert said == ([], "Not judged: 1 GPU alone (no other to compare with).")
+    assert said == ([], "Not judged: 1 GPU alone (no other to compare with).", False)
 
 
 def test_a_slow_host_is_named(tmp_path):
@@ -98,12 +102,17 @@ def test_a_slow_host_is_named(tmp_path):
         for repeat in range(2):
             cell = {"repeat": repeat, "nccl": {}}
             records.append(on_hosts(len(records), [host], [0], rate + repeat, cell=cell))
-    (slow,), _ = verdict_of(tmp_path, records)
+    (slow,), *_ = verdict_of(tmp_path, records)
     assert slow.startswith("SLOW: b · gpus 0, 12.1 % below the median of the others: ")
 
 
-@pytest.mark.parametrize(("slow_worker", "status"), [(None, 0), (1, 1)])
-def test_a_slow_worker_ends_the_sweep_with_status_1(launch, monkeypatch, slow_worker, status):
+@pytest.mark.parametrize(
+    ("slow_worker", "repeats", "status", "first"),
+    [(None, 2, 0, "No slow device"), (1, 2, 1, "SLOW: gpus 1, 10."), (None, 1, 3, "Not judged")],
+)
+def test_the_status_says_slow_or_not_judged(
+    launch, monkeypatch, slow_worker, repeats, status, first
+):
     """The planned cells are real, their records are made; a real sweep is README's command."""
 
     def measure(sweep, index):
@@ -118,10 +127,9 @@ def test_a_slow_worker_ends_the_sweep_with_status_1(launch, monkeypatch, slow_wo
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr("launch.sweep.LocalEngine.open", lambda engine, cell: None)
     monkeypatch.setattr("launch.sweep.SweepRun._try_cell", measure)
-    code, out, err = launch("+experiment=health", "report=false", "tracking.enabled=false")
-    assert (code, err) == (status, "")
-    first = next(line for line in out.splitlines() if line.startswith(("SLOW", "No slow")))
-    assert first.startswith("SLOW: gpus 1, 10.") == bool(status)
+    asked = (f"repeats={repeats}", "report=false", "tracking.enabled=false")
+    code, out, err = launch("+experiment=health", *asked)
+    assert (code, err) == (status, "") and f"\n{first}" in out
 
 
 def test_every_device_has_a_neighbour():

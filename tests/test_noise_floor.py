@@ -8,6 +8,7 @@ import math
 import coverage_equal_cells
 import numpy as np
 import pytest
+from build import make_record
 from coverage import holds_efficiency, holds_rate, share_held
 from rich.console import Console
 from scipy.stats import t as student
@@ -19,6 +20,7 @@ from analysis.report.build import examine
 from analysis.study.draws import Sample, freedom
 from analysis.study.intervals import half_width, interval, names_of, of_median, quantile
 from analysis.study.noise_floor import FEWEST, FILE, Floor, floors_of, has_floor, of_other_studies
+from analysis.study.runs import median_of
 from analysis.study.study import Study
 from benchmarks.record import CellFolder, read, write
 from benchmarks.record.metrics import interval as within_run
@@ -64,7 +66,10 @@ def test_the_interval_of_the_next_run_is_students():
     assert cost.high - cost.value == pytest.approx(wide)
     assert interval([-3.0], RATE, FLOOR).low is None, "a rate may not"
     assert interval([100.0, 102.0], RATE, None).low is None
-    assert interval([100.0, 102.0], RATE, None).value == 101.0
+    two = [make_record(metrics={RATE: rate}) for rate in (500.0, 320.0)]
+    of_two = (interval([500.0, 320.0], RATE, None).value, median_of(two, RATE))
+    assert of_two == pytest.approx((400.0, 400.0)), "one median, as runs are compared"
+    assert interval([100.0, 102.0], COST, None).value == 101.0
 
 
 def test_floors_together_have_the_degrees_of_freedom_of_satterthwaite():

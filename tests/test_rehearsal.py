@@ -86,14 +86,16 @@ def ended(name, cause=None, gpus=(0,), strategy="nccl_allreduce", **metrics):
 def test_the_last_sentence_names_what_would_fail():
     fine = replace(ended("fine"), metrics={"memory/reserved_gib": 17.24})
     assert conclusion([fine]) == (
-        "1 of 1 runs would work on 8 CPU workers; a rank holds up to 17.2 of 140.0 GiB; the sweep "
+        "1 of 1 run would work on 8 CPU workers; a rank holds up to 17.2 of 140.0 GiB; the sweep "
         "itself has 9 runs.",
         False,
     )
     together = ended("together", "oom", gpus=(0, 1))
     shards = ended("shards", "oom", strategy="fsdp")
-    line, fails = conclusion([fine, together, shards])
-    assert not fails and f"not tried {NO_ROOM}: together, shards" in line
+    stopped = replace(ended("stopped", "interrupted"), state="interrupted")
+    line, fails = conclusion([fine, together, shards, stopped])
+    assert not fails and line.startswith("1 of 4 runs would work on 8 CPU workers; ")
+    assert f"interrupted: stopped; not tried {NO_ROOM}: together, shards" in line
     line, fails = conclusion([fine, ended("large", "oom"), ended("stuck", "hang", gpus=(0, 1))])
     assert fails and "would fail: large (oom: large failed), stuck (hang: stuck failed)" in line
 

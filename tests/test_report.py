@@ -24,7 +24,7 @@ from analysis.findings.comparisons import Comparison
 from analysis.findings.examine import Findings, findings_of
 from analysis.report.build import examine, report
 from analysis.report.cell_numbers import cell_numbers
-from analysis.report.charts import Axis, DrawnCurve, curves_figure
+from analysis.report.charts import Axis, DotRow, DrawnCurve, curves_figure, rows_figure
 from analysis.report.figure import colours, style
 from analysis.report.main_point import main_point
 from analysis.report.numbers import estimate
@@ -689,6 +689,14 @@ def test_a_rate_of_less_than_three_images_is_written_as_a_rate():
         axes = Axis("CPU workers"), Axis("images/s", kind="rate", from_zero=True)
         drawing = curves_figure("name", "Rates.", [curve], *axes).svg
     assert ">1.50<" in drawing and "150.0" not in drawing
+
+
+def test_that_an_axis_does_not_begin_at_0_is_said_where_it_does_not():
+    with style():
+        for low in (0.5, 0.0):
+            row = DotRow("one", "", Estimate(1.0, low, 1.5), "#000000")
+            caption = rows_figure("name", "Rates.", [row], Axis("images/s")).caption
+            assert ("The axis does not begin at 0." in caption) == (low > 0)
 
 
 def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():

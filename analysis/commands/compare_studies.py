@@ -30,6 +30,7 @@ from analysis.findings.between_studies import (
 )
 from analysis.findings.communication import EXCHANGE
 from analysis.report.numbers import central, estimate, number
+from analysis.report.section import words_of
 from analysis.report.sections.studies_section import differences_table, facts_table, plain_number
 from analysis.report.sections.studies_section import unit_of as unit_of_metric
 from analysis.report.table import Column, Table
@@ -241,7 +242,8 @@ def _parts(
     parts += [*first_lines(lines, 3), *_environment(sides, result)]
     shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
     shown = shown or cells  # those without a difference only if all are
-    parts += [_table(shown, limit, is_wide), *_beside(shown)]
+    table = _table(shown, limit, is_wide).translated(words_of(sides[0][-1].study))
+    parts += [table, *_beside(shown)]
     hidden = len(cells) - min(MOST_ROWS, len(shown))
     if hidden:
         parts.append(f"Not shown: {count(hidden, 'configuration')} (--json has all).")

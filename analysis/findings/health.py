@@ -22,10 +22,11 @@ from analysis.text import count
 SLOWER_CLOCK = 0.99  # of the others' clock, below which a clock is named
 
 
-def health(study: Study, limit: float) -> tuple[list[str], str]:
+def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
     """Return a sentence for each device that is slower than the others by more than `limit`, a
-    share, and by more than equal runs differ, the slowest first; and what was compared. Where all
-    runs are suspect and none is slower, the only sentence says that nothing was judged.
+    share, and by more than equal runs differ, the slowest first; what was compared; and whether
+    anything could be. Where all runs are suspect and none is slower, the only sentence says that
+    nothing was judged.
     """
     groups = merged_by(
         study.timed,
@@ -34,7 +35,7 @@ def health(study: Study, limit: float) -> tuple[list[str], str]:
     )
     losses: dict[Runs, float] = {}  # of devices that are slow, as a share
     reasons: dict[Runs, str] = {}
-    compared, verdict = [], "Not judged"
+    compared, is_judged = list[str](), False
     for members in groups.values():
         listed = [*members.values()]
         result = "no other to compare with"
@@ -48,7 +49,7 @@ def health(study: Study, limit: float) -> tuple[list[str], str]:
             result = f"a loss of {100 * smallest:.2g} % or more counts"
             if smallest > limit:
                 result = f"only a loss of {100 * smallest:.2g} % or more could be seen: runs vary"
-            verdict = "No slow device"
+            is_judged = True
             for runs in listed:
                 others = [other for other in listed if other is not runs]
                 usual = statistics.median(other.median_log_rate or 0.0 for other in others)
@@ -64,11 +65,10 @@ def health(study: Study, limit: float) -> tuple[list[str], str]:
     for runs in sorted(losses, key=losses.__getitem__, reverse=True):
         below = f"{100 * losses[runs]:.1f} % below the median of the others"
         slow.append(f"SLOW: {gpu_list(runs.gpus)}, {below}: {reasons[runs]}.")
-    if not slow and verdict != "Not judged" and all(map(is_suspect, study.usable)):
+    if not slow and is_judged and all(map(is_suspect, study.usable)):
         slow.append("NOT JUDGED: every run is suspect, so no device can be called healthy.")
-    if slow:
-        verdict = "Compared"
-    return slow, f"{verdict}: {', '.join(compared)}."
+    verdict = "No slow device" if is_judged else "Not judged"
+    return slow, f"{'Compared' if slow else verdict}: {', '.join(compared)}.", is_judged
 
 
 def _fault(runs: Runs, others: Sequence[Runs], slow: Collection[Runs]) -> str:

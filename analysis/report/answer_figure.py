@@ -86,12 +86,12 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
         rows.append(DotRow(name, ", ".join(words), values[runs], look, is_doubtful=runs.suspect))
     entry = entry_of(rate.metric)
     title = entry.title[:1].upper() + entry.title[1:]
-    notes = f"The axis does not begin at 0.{about_intervals(study, 'Lines:')}"
+    notes = about_intervals(study, "Lines:")
     if any(row.is_doubtful for row in rows):
         notes += " Hollow: suspect."
     notes += truncation_note(shown, MOST_ROWS, "more configuration", "points.csv")
     axis = Axis(words_of(study)(entry.unit or title), "value", of_metric(rate.metric))
-    return rows_figure("rates", f"{title}. {notes}", rows, axis)
+    return rows_figure("rates", f"{title}.{notes}", rows, axis)
 
 
 def _without_exchange(study: Study, ranked: Collection[Runs]) -> list[Runs]:

@@ -135,7 +135,7 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         for position, of_cells in enumerate(compared.values(), 1):
             for name, (of_first, of_side) in of_cells.facts.items():
                 facts.setdefault(name, [of_first] * len(sides))[position] = of_side
-        between = studies(facts, sides, compared)
+        between = studies(facts, sides, compared).in_words_of(study)
         findings = findings_of(study)
         content = report_of(study, findings, width)
         with style(width):

@@ -41,6 +41,7 @@ DASHES: Any = (
     SOLID, (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)),
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+NOT_FROM_0 = " The axis does not begin at 0."  # ends a caption
 ASIDE_PT = 4.0  # between neighbouring efficiencies of one number of GPUs
 LEGEND_LENGTH, LEAST_LEGEND_LENGTH = 24, 18  # characters on the page, and at least
 
@@ -195,7 +196,7 @@ def curves_figure(
     _scale_y(axes, y, curves)
     _name_curves(axes, curves, ends, y)
     if not (y.base or y.from_zero) and axes.get_ylim()[0] > 0:
-        caption += " The axis does not begin at 0."
+        caption += NOT_FROM_0
     data = numbers_table(("curve", x.key, y.key), rows)
     return as_figure(figure, name, f"{caption} {closing}".strip(), data)
 
@@ -306,10 +307,12 @@ def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Fig
             look |= {"markerfacecolor": PAPER, "markeredgewidth": 1.2}
         axes.plot(row.dot.value, y, row.marker, **look)
         data.append((row.label, row.dot))
-    axes.set_xlim(*window((row.dot for row in rows), x.shown))
+    low, high = window((row.dot for row in rows), x.shown)
+    axes.set_xlim(low, high)
     _strip(axes, x.label)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: number(value, x.kind) if value else "0")
+    caption += NOT_FROM_0 * (low > 0)
     return as_figure(figure, name, caption, numbers_table(("row", x.key), data))
 
 
@@ -360,7 +363,8 @@ def waterfall_figure(
             step.text, (right, y), (6, 0), textcoords="offset points", va="center",
             annotation_clip=False, fontsize=TEXT_PT,
         )  # fmt: skip
-    axes.set_xlim(*window(reached, [start]))
+    low, high = window(reached, [start])
+    axes.set_xlim(low, high)
     length = max(18, for_width(WATERFALL_LENGTH) - 6)
     names = [fill(single_line(step.name, WATERFALL_LENGTH), length) for step in steps]
     axes.set_yticks(range(len(steps)), names)
@@ -368,6 +372,7 @@ def waterfall_figure(
     axes.locator_params(axis="x", nbins=4 if for_width(4) >= 4 else 2)
     axes.xaxis.set_major_formatter(_tick)
     _strip(axes, x.label)
+    caption += NOT_FROM_0 * (low > 0)
     return as_figure(figure, name, caption, numbers_table(("part", f"lost_{x.key}", x.key), data))
 
 

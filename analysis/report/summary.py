@@ -33,7 +33,7 @@ from analysis.study.draws import scaled
 from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
 from analysis.study.names import (
     gpu_ids,
-    ran_alone,
+    gpu_list,
     run_name,
     spoken,
     unit_of,
@@ -84,6 +84,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     ranking = ranking_of(study, findings, main.point)
     settings, order = settings_sentences(findings, main), ranked(study, ranking)
     network, lost = between_hosts(study, main.point), loss(study, findings, main)
+    models = other_models(findings, main)
     if main.point.suspect:  # nothing stands as a fact
         settings = [f"In these runs {line}" for line in settings]
         network = lost = ""
@@ -95,14 +96,8 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
             answers = [*settings, *order]
     elif main.point.efficiency is not None or not answers[:-2]:
         answers = [*own, *settings, *order]
-    answers = [
-        doubt(study, main.point),
-        answers[0],
-        network,
-        *answers[1:],
-        other_models(study, findings, main),
-    ]
-    answers = list(filter(None, answers))
+    first = f"{answers[0]} {models}".strip()
+    answers = list(filter(None, [doubt(study, main.point), first, network, *answers[1:]]))
     # The last ones are left out where there are more than a screen has room for.
     by_weight = [*answers[:2], subject]
     if following != COMPARE:
@@ -278,21 +273,22 @@ def definition(point: Point) -> str:
     return f"{line}; GPU {ids} was not measured alone."
 
 
-def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
-    """Return the rates of the other models of a study of single GPUs; empty for other studies."""
-    if not ran_alone(study):
-        return ""
-    points = points_of(findings.scaling.curves)
-    points.sort(key=lambda each: len(each.point.key.items() ^ main.point.key.items()))
-    rates: dict[str, str] = {}
-    for _, point in points:
-        if point.gpus == main.point.gpus and not point.suspect:
-            rates.setdefault(point.key["model.name"], central(point.rate, "rate"))
-    rates.pop(main.point.key["model.name"], None)
-    if not rates:
-        return ""
-    texts = [f"{single_line(name, 80)} trains {rate}" for name, rate in rates.items()]
-    return f"{join_words(texts, MOST_RATES)} images/s."
+def other_models(findings: Findings, main: CurvePoint) -> str:
+    """Return the rates of the other models, on the same GPUs where they ran there; else empty."""
+
+    def distance(each: CurvePoint) -> tuple[bool, int]:
+        differing = each.point.key.items() ^ main.point.key.items()
+        return each.point.gpus != main.point.gpus, len(differing)
+
+    texts: dict[str, str] = {}
+    for _, point in sorted(points_of(findings.scaling.curves), key=distance):
+        name = point.key["model.name"]
+        text = f"{single_line(name, 80)} trains {central(point.rate, 'rate')} images/s"
+        if point.gpus != main.point.gpus:
+            text += f" on {gpu_list(point.gpus)}"
+        if name != main.point.key["model.name"] and not point.suspect:
+            texts.setdefault(name, text)
+    return f"{join_words(list(texts.values()), MOST_RATES)}." if texts else ""
 
 
 def ranked(study: Study, ranking: Ranking | None) -> list[str]:

@@ -58,9 +58,21 @@ def half_width(floor: Floor, runs: int) -> float:
     return min(quantile(floor.freedom) * floor.deviation * math.sqrt(1 + of_median(runs)), WIDEST)
 
 
+def median(values: Sequence[float], metric: str) -> float:
+    """Return the median of a metric over runs, the only one of figures, tables and sentences.
+
+    Of an even number it is the geometric mean of the middle two, as rates are compared by their
+    logarithms; of a difference, which may be 0 or less, the arithmetic mean.
+    """
+    low, high = statistics.median_low(values), statistics.median_high(values)
+    if low > 0 and not entry_of(metric).signed:
+        return low * math.sqrt(high / low)
+    return statistics.median(values)
+
+
 def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estimate:
     """Return the median of a metric over the runs of a cell, with the interval of the next run."""
-    value, signed = statistics.median(values), entry_of(metric).signed
+    value, signed = median(values, metric), entry_of(metric).signed
     if floor is None or (min(values) <= 0 and not signed):
         return Estimate(value)
     half = half_width(floor, len(values))

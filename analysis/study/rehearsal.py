@@ -9,6 +9,7 @@ from benchmarks.record import REHEARSAL, Record
 
 RESERVED = "memory/reserved_gib"
 SHARDED = ("fsdp", "hsdp", "zero1", "zero2")  # of these a rank alone holds what all share
+INTERRUPTED = "interrupted"  # a state of records, and why nothing is known
 NO_ROOM = "for lack of memory here"
 REASON_LENGTH = 160  # characters, in the sentence
 
@@ -26,7 +27,9 @@ def trouble(record: Record) -> str:
 
 
 def untried(record: Record) -> str:
-    """Return why nothing is known of a run that had too little memory here; empty for others."""
+    """Return why nothing is known of a run: interrupted, or too little memory here; else empty."""
+    if record.state == INTERRUPTED:
+        return INTERRUPTED
     is_oom = record.failure is not None and record.failure.cause == "oom"
     ranks, plan = record.cell.world_size, plan_of(record)
     shards = ranks < plan["gpus"] and record.cell.strategy["name"] in SHARDED
@@ -44,12 +47,15 @@ def conclusion(records: Sequence[Record]) -> tuple[str, bool]:
     plan, failing = plan_of(records[0]), []
     for record in filter(trouble, records):
         failing.append(f"{record.name} ({single_line(trouble(record), REASON_LENGTH)})")
-    left_open = [record.name for record in filter(untried, records)]
-    works = len(records) - len(failing) - len(left_open)
+    left_open: dict[str, list[str]] = {INTERRUPTED: [], NO_ROOM: []}
+    for record in filter(untried, records):
+        left_open[untried(record)].append(record.name)
+    works = len(records) - len(failing) - sum(map(len, left_open.values()))
     parts = {
-        f"{works} of {len(records)} runs would work on ": count(plan["gpus"], "GPU"),
+        f"{works} of {count(len(records), 'run')} would work on ": count(plan["gpus"], "GPU"),
         "would fail: ": ", ".join(failing),
-        f"not tried {NO_ROOM}: ": ", ".join(left_open),
+        "interrupted: ": ", ".join(left_open[INTERRUPTED]),
+        f"not tried {NO_ROOM}: ": ", ".join(left_open[NO_ROOM]),
         "a rank holds up to ": memory(max(records, key=lambda r: r.metrics.get(RESERVED, 0.0))),
     }
     line = "; ".join(words + found for words, found in parts.items() if found)

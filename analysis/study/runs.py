@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from analysis.study.intervals import Estimate, interval
+from analysis.study.intervals import Estimate, interval, median
 from analysis.study.noise_floor import COST, Floor, FloorGroup, NoiseFloors, group_of, is_suspect
 from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
@@ -239,17 +239,9 @@ def named(record: Record, group: str) -> str:
 
 
 def median_of(records: Iterable[Record], metric: str) -> float | None:
-    """Return the median of a metric over the records in which it is finite; None without one.
-
-    That of a rate is of its logarithm, as intervals and comparisons have it: of two runs it is
-    their geometric mean.
-    """
+    """Return the median of a metric over the records in which it is finite; None without one."""
     values = values_of(records, metric)
-    if not values:
-        return None
-    if metric == IMAGES_PER_SECOND and min(values) > 0:
-        return math.exp(statistics.median(map(math.log, values)))
-    return statistics.median(values)
+    return median(values, metric) if values else None
 
 
 def values_of(records: Iterable[Record], metric: str) -> list[float]:

@@ -28,8 +28,9 @@ CONSEQUENCE = re.compile(
 )
 OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory|can't allocate memory")
 CUDA_ERROR = re.compile(r"CUDA error: ")
-UNCAUGHT = re.compile(r"^ *what\(\): +(.{1,500})", re.M)
+UNCAUGHT = re.compile(r"^ *what\(\): +(?=.)", re.M)
 NCCL_ERROR = re.compile(r"NCCL|ncclInternal|ncclSystem|ncclInvalid|DistBackendError")
+NCCL_LAST_ERROR = re.compile(r"Last error: *\n(?!Exception raised)(.*\S)")
 
 MOST_LOG_BYTES = 1 << 20  # of a log's end that are read
 TAIL_LINES = 20
@@ -153,12 +154,18 @@ def _cause_of(text: str) -> str:
     return "exception"
 
 
+def _reason(message: str) -> str:
+    """Return the first line of a message, behind NCCL's own last error where it passes one on."""
+    first_line, of_nccl = message.splitlines()[0][:TAIL_CHARACTERS], NCCL_LAST_ERROR.search(message)
+    return f"{of_nccl[1].strip()} ({first_line})" if of_nccl else first_line
+
+
 def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
     """Return what a rank raised, or how it ended without a word: by its exit status."""
     if rank.error:
         kind, message = str(rank.error["type"]), str(rank.error["message"]).strip()
         where = f"in phase {rank.phase or 'start'!r}"
-        sentence = f"{rank.name} raised {kind} {where}: {(message or kind).splitlines()[0]}"
+        sentence = f"{rank.name} raised {kind} {where}: {_reason(message or kind)}"
         return Failure(_cause_of(f"{kind} {message}"), rank.index, sentence)
     where = "before it reported"
     if rank.phase:
@@ -180,9 +187,10 @@ def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
     sentence = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
     if status == -signal.SIGABRT:
         # An exception in a thread of C++ ends the process without Python's knowledge.
-        uncaught = UNCAUGHT.findall(_log_end(folder.rank_log(rank.index)))
-        if uncaught:
-            return Failure(_cause_of(uncaught[-1]), rank.index, f"{sentence}: {uncaught[-1]}")
+        *before, uncaught = UNCAUGHT.split(_log_end(folder.rank_log(rank.index)))
+        if before:
+            reason = _reason(uncaught)
+            return Failure(_cause_of(reason), rank.index, f"{sentence}: {reason}")
     return Failure("killed", rank.index, sentence)
 
 

@@ -115,7 +115,7 @@ def waterfall_figures(
     for panel, fall in enumerate(waterfalls[:MOST_WATERFALLS], 1):
         caption = (
             f"{single_line(names[fall.label])}, GPUs {gpu_ids(fall.gpus)}: from {len(fall.gpus)} × "
-            f"the slowest GPU alone to the measured rate. The axis does not begin at 0."
+            f"the slowest GPU alone to the measured rate."
         )
         steps = []
         for row in waterfall_rows(fall):
