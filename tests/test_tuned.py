@@ -1,6 +1,7 @@
 """tune= and ask=gains: search, confirmation with new runs, and the files that a user takes over."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,12 +14,17 @@ from conf.question import GAINS, Question
 from launch.study.study_folder import StudyFolder
 from launch.study.tuned_files import OPTIONS, TUNER, tuner_csv, write_tuned
 
+TOPOLOGY = f"topology={Path(__file__).parent}/data/topo_h200_x4.txt"
 REFUSED = [
     (["tune=speed"], "tune=speed: expected buckets or nccl"),
     (["tune=buckets", "ask=fastest"], "tune=buckets ask=fastest: tune asks what runs"),
     (["tune=buckets", "repeats=3"], "tune=buckets repeats=3: tune asks what runs"),
     (["tune=buckets", "gpus=0"], "gpus=['0']: a GPU or worker alone exchanges nothing"),
     (["tune=buckets", "strategy=none"], "unknown option of strategy=none"),
+    (
+        ["tune=nccl", "strategy=none,nccl_allreduce", TOPOLOGY],
+        "differ in more than settings of NCCL",
+    ),
     (["tune=nccl"], "CPU workers use gloo, which has no settings of NCCL; expected GPUs"),
 ]
 
@@ -26,7 +32,7 @@ REFUSED = [
 @pytest.mark.parametrize(("typed", "sentence"), REFUSED)
 def test_what_cannot_be_tuned_is_refused_in_a_sentence(launch, typed, sentence):
     gpus = [] if "gpus=0" in typed else ["gpus=0,1"]
-    code, out, err = launch("device=cpu", *gpus, *typed, "dry_run=true")
+    code, out, err = launch(*gpus, *typed, "dry_run=true")
     assert (code, out) == (2, "") and sentence in err and err.count("\n") == 1, err
 
 
@@ -154,7 +160,8 @@ def test_nccl_is_searched_by_size_and_what_wins_is_tried_in_training(tmp_path, g
     def rate(index, repeat, cell):
         if cell.trains:
             return (1000.0, 1000.0 * gain)[index] * wobble(repeat)
-        return [[SIZES[0], (5.0, 6.0)[index] * wobble(repeat)], [SIZES[1], 100.0 - index]]
+        by_size = (5.0 + index, 100.0 - index)
+        return [[size, busbw * wobble(repeat)] for size, busbw in zip(SIZES, by_size, strict=True)]
 
     done, _ = raced(asked, [*cells, *training], rate)
     for cell, choice in zip(cells, (("RING", "SIMPLE", 15), ("TREE", "LL", 1)), strict=True):
@@ -163,6 +170,7 @@ def test_nccl_is_searched_by_size_and_what_wins_is_tried_in_training(tmp_path, g
         (folder.path / "nccl" / "host.1.log").write_text(lines)
     assert [stage.size_bytes for stage in done.stages] == [None, SIZES[1], SIZES[0]]
     lines = answer(asked, done)
+    assert is_answered(done)
     written = {path.name: path.read_text() for path in write_tuned(study, asked, done)}
     assert written[TUNER].endswith(LINES)
     if gain > 1:

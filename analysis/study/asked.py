@@ -276,10 +276,9 @@ def answer(asked: Asked, done: RaceState) -> list[str]:
     options = recommended(asked, done)
     if options:
         typed = " ".join(f"{name}={value}" for name, value in options.items())
-        variable = re.compile(r"\bnccl\.(\w+)")
-        variables = variable.sub(lambda name: f"NCCL_{name[1].upper()}", typed)
+        variables = re.sub(r"\bnccl\.(\w+)", lambda name: f"NCCL_{name[1].upper()}", typed)
         lines.insert(0, f"Use {typed}." if variables == typed else f"Use {typed} ({variables}).")
-    elif asked.sizes_bytes and is_answered(done) and not done.gain:
+    elif len(done.stages) > 1 and is_answered(done) and not any(each.gain for each in done.stages):
         margin = percent(asked.question.margin)
         lines.insert(0, f"Nothing to gain: no setting is more than {margin} faster.")
     if failed:
@@ -292,11 +291,9 @@ def answer(asked: Asked, done: RaceState) -> list[str]:
 
 def _of_stage(asked: Asked, stage: RaceState) -> list[str]:
     sentences = {FASTEST: _fastest, DIFFERS: _differs, SCALES: _scales, GAINS: _gains}
-    where = ""
+    where = "Training: " if stage.before else ""
     if stage.size_bytes is not None:
         where = f"{stage.size_bytes:,} bytes: "
-    elif stage.before:
-        where = "Training: "
     if stage.last is None:
         return [f"{where}Open: not every candidate has run."]
     return [where + line for line in sentences[asked.question.kind](asked, stage.last)]

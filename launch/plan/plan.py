@@ -129,6 +129,9 @@ def plan(
     if question is not None and not machine.present:
         training = tuple(cell for cell in unique if cell.trains and first.search is not None)
         searched = [cell for cell in unique if cell not in training]
+        if training and len(training) != len(searched):
+            why = "candidates differ in more than settings of NCCL; expected the same of all else"
+            raise Refused(f"search: {why}")
         refuse_question(question, first, searched, folder)
         notices.append(
             f"ask={question.kind}: {count(len(searched), 'candidate')}, each first once, then "

@@ -21,12 +21,11 @@ def question(study: Study, findings: Findings) -> Section | None:
     if not questions:
         return None
     asked, race = questions[-1], replay(questions[-1], study.records)
-    lines = tuple(answer(asked, race))
     figure = _shrinking(asked, race) if race.last else None
     return Section(
         "question",
         f"Question: ask={asked.question.kind}",
-        lines,
+        tuple(answer(asked, race)),
         (figure,) if figure else (),
         (standings_table(asked, race),),
     )
