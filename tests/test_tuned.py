@@ -19,7 +19,7 @@ REFUSED = [
     (["tune=speed"], "tune=speed: expected buckets or nccl"),
     (["tune=buckets", "ask=fastest"], "tune=buckets ask=fastest: tune asks what runs"),
     (["tune=buckets", "repeats=3"], "tune=buckets repeats=3: tune asks what runs"),
-    (["tune=buckets", "gpus=0"], "gpus=['0']: a GPU or worker alone exchanges nothing"),
+    (["tune=buckets", "gpus=0"], "gpus=0: a GPU or worker alone exchanges nothing"),
     (["tune=buckets", "strategy=none"], "unknown option of strategy=none"),
     (
         ["tune=nccl", "strategy=none,nccl_allreduce", TOPOLOGY],

@@ -34,8 +34,8 @@ def refuse_question(
     exchanges = first.strategy != last.strategy or not first.trains
     if question.kind == GAINS and first.world_size < 2 and exchanges:
         raise Refused(
-            f"{ask} gpus={config.gpus}: a GPU or worker alone exchanges nothing; expected two or "
-            "more, as in gpus=0,1"
+            f"{ask} gpus={','.join(config.gpus)}: a GPU or worker alone exchanges nothing; "
+            "expected two or more, as in gpus=0,1"
         )
     if question.kind == GAINS and first.device == "cpu" and not first.trains:
         raise Refused(
