@@ -71,6 +71,17 @@ def test_lines_are_of_the_gpus_with_most_cells_and_the_rest_is_told(tmp_path):
     assert len({row[0] for row in picture.data.rows}) == 6
 
 
+def test_accumulation_is_an_axis_though_the_images_of_a_step_grow_with_it(tmp_path):
+    rows = [([0, 1], 900.0 + k, {"batch_size": 64 * k, "accumulate": k}) for k in (1, 2, 4)]
+    (picture,) = section(cells(tmp_path / "accumulate", *rows)).figures
+    assert picture.caption.startswith("Images per second by accumulate, resnet50 on gpus 0,1.")
+    assert [row[1] for row in picture.data.rows] == [1, 2, 4]
+    periods = [{"strategy": {"name": "local_sgd", "period": period}} for period in (1, 4, 16)]
+    rows = [([0, 1], 900.0, asked) for asked in periods]
+    (picture,) = section(cells(tmp_path / "period", *rows)).figures
+    assert picture.caption.startswith("Images per second by period, ")
+
+
 def test_two_options_have_a_figure_each_and_names_stay_text(tmp_path):
     asked = [(size, cap) for size in (8, 16, 32) for cap in (1.0, 2.0, 25.0)]
     strategy = {"name": EVIL}

@@ -42,6 +42,7 @@ from analysis.report.sections.links_section import links, wire_lines
 from analysis.report.sections.losses_section import traces, waterfall
 from analysis.report.sections.machine_section import machine
 from analysis.report.sections.question_section import question
+from analysis.report.sections.resources_section import resources
 from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
 from analysis.report.sections.studies_section import changes, studies
 from analysis.report.summary import SENTENCES, sentences
@@ -64,6 +65,7 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     question,
     scaling,
     rates_by_option,
+    resources,
     waterfall,
     links,
     wire_lines,

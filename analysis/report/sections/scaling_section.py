@@ -183,7 +183,7 @@ def _panel(
         f"scaling-{panel}",
         f"Images per second, {about}. Dashed: N × the slowest GPU alone.{notes}",
         rates,
-        _sizes_axis(words("GPUs"), rates),
+        sizes_axis(words("GPUs"), rates),
         Axis(words("images/s"), RATES, "rate", from_zero=True),
         _ends(rates, "rate"),
     )
@@ -192,13 +192,13 @@ def _panel(
             f"efficiency-{panel}",
             f"Efficiency, {about}: rate ÷ (N × the slowest GPU alone).{notes}",
             efficiencies,
-            _sizes_axis(words("GPUs"), efficiencies),
+            sizes_axis(words("GPUs"), efficiencies),
             Axis("efficiency", "efficiency", "share", shown=(1.0,)),
             _ends(efficiencies, "share"),
         )
 
 
-def _sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
+def sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
     """Return the axis of numbers of GPUs."""
     sizes: set[float] = set()
     for curve in curves:
@@ -288,8 +288,11 @@ def _option_lines(option: str, points: Sequence[CurvePoint]) -> list[OptionLine]
         except ValueError:
             continue  # no number
         if 0 < value < math.inf and not follows and option not in NO_AXES:
-            rest = frozenset(point.key.items() - {(option, point.key[option])})
-            members[rest][value] = CurvePoint(curve, point)
+            rest = dict(point.key)
+            del rest[option]
+            if option == "accumulate" and "global_batch_size" not in rest:
+                rest["batch_size"] = str(point.batch_size / value)  # of a micro-step
+            members[frozenset(rest.items())][value] = CurvePoint(curve, point)
     lines = []
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES:
