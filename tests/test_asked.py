@@ -150,3 +150,6 @@ def test_a_question_is_read_from_the_journal_and_a_damaged_one_asks_nothing(tmp_
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "journal.jsonl").write_text(text)
     assert questions_of(tmp_path) == {asked.sweep_id: asked}
+    older = {name: value for name, value in lines[0].items() if name != "settings"}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(older) + "\n")
+    assert questions_of(tmp_path) == {asked.sweep_id: dataclasses.replace(asked, settings=())}

@@ -242,7 +242,8 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
         axes.set_ylim(0, high)
     else:
         room = max(0.005, 0.1 * (high - low))
-        axes.set_ylim(max(0.0, low - room), high + room)
+        bottom = low - room
+        axes.set_ylim(max(0.0, bottom) if low >= 0 else bottom, high + room)
     if y.kind == "share":
         decimals = 0 if axes.get_ylim()[1] - axes.get_ylim()[0] > 0.06 else 1
         # A tick says its value with one decimal.

@@ -138,8 +138,9 @@ def questions_of(folder: Path) -> dict[str, Asked]:
             asked = msgspec.convert(line, Asked)
         except ValueError:
             continue
-        training = asked.training_keys or asked.keys
-        columns = (asked.names, asked.keys, asked.sizes, asked.earlier, asked.settings, training)
+        # Older lines have no settings, and most questions no training.
+        training, settings = asked.training_keys or asked.keys, asked.settings or asked.keys
+        columns = (asked.names, asked.keys, asked.sizes, asked.earlier, settings, training)
         if len(set(map(len, columns))) == 1 and asked.names:
             questions[asked.sweep_id] = asked
     return questions
