@@ -205,7 +205,7 @@ def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
     for rank in lines:
         lines[rank].append({"kind": "paths", "time": 0, **PATHS})
     text = " ".join(observed(tmp_path, capsys, lines).split())
-    assert "No slow rank was seen in 37 steps. A rank that loses, in every step," in text
+    assert "No slow rank was seen in 32 steps. A rank that loses, in every step," in text
     assert "fused optimizer was asked for (fused=True), and did not engage: rank 0: fused" in text
     assert "Asked for, and seen to engage: loader workers." in text
     page = max((tmp_path / "outputs" / "observed").glob("*/report/index.html")).read_text()

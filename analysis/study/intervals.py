@@ -61,11 +61,11 @@ def half_width(floor: Floor, runs: int) -> float:
 def median(values: Sequence[float], metric: str) -> float:
     """Return the median of a metric over runs, the only one of figures, tables and sentences.
 
-    Of an even number it is the geometric mean of the middle two, as rates are compared by their
-    logarithms; of a difference, which may be 0 or less, the arithmetic mean.
+    That of a rate is of its logarithm, as intervals and comparisons have it: of two runs it is
+    their geometric mean.
     """
     low, high = statistics.median_low(values), statistics.median_high(values)
-    if low > 0 and not entry_of(metric).signed:
+    if metric == IMAGES_PER_SECOND and low > 0:
         return low * math.sqrt(high / low)
     return statistics.median(values)
 
