@@ -4,7 +4,9 @@
 half precision as they fill them.
 """
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -43,18 +45,16 @@ def share(tensors: Iterable[Tensor], comm_hook: str) -> float:
     return sent / whole if whole else 1.0
 
 
-class HalfPrecision:
-    """DDP's hook for fp16 and bf16: torch's fp16_compress_hook, without what that adds to a step.
+# What a hook has begun of a bucket: its gradient, what the collective fills, the collective, and
+# what becomes the mean.
+Begun: TypeAlias = tuple[Tensor, Tensor, dist.Work, torch.futures.Future[Tensor]]
 
-    torch's hook allocates what it sends in every step, and casts back in a callback, for which each
-    bucket takes a stream of torch's pool. Here the buffers stay, and the hook of the last bucket
-    casts all of them back on the stream of backward.
-    """
 
-    def __init__(self, comm_hook: str) -> None:
-        self._dtype: torch.dtype = getattr(torch, SENT[comm_hook])
-        self._buffers: dict[int, Tensor] = {}  # by the number of the bucket: what is sent
-        self._begun: list[tuple[Tensor, Tensor, dist.Work, torch.futures.Future[Tensor]]] = []
+class BucketHook(ABC):
+    """A hook of DDP: the hook of the last bucket ends the exchange of all."""
+
+    def __init__(self) -> None:
+        self._begun: list[Begun] = []
 
     def reduce(
         self,
@@ -66,65 +66,74 @@ class HalfPrecision:
         The future has the bucket's mean gradient (elements,).
         """
         gradient = bucket.buffer()
-        sent = gradient
-        if gradient.dtype != self._dtype:
-            sent = self._buffers.get(bucket.index(), sent)
-            if sent.dtype != self._dtype or sent.shape != gradient.shape:
-                sent = torch.empty_like(gradient, dtype=self._dtype)
-                self._buffers[bucket.index()] = sent
-        # Divided before it is summed, so that float16 does not overflow; cast by the same kernel.
-        torch.mul(gradient, 1 / dist.get_world_size(), out=sent)
-        work = dist.all_reduce(sent, async_op=True)
+        received, work = self._begin(gradient, bucket.index())
         assert work is not None
         devices = [gradient.device] if gradient.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        self._begun.append((gradient, sent, work, future))
+        self._begun.append((gradient, received, work, future))
         if bucket.is_last():
             begun, self._begun = self._begun, []
-            for gradient, sent, work, _ in begun:
-                work.wait()
-                if sent is not gradient:
-                    gradient.copy_(sent)
+            self._end(begun)
             # Not earlier: a future remembers the stream of the moment, for which DDP waits.
             for gradient, _, _, ended in begun:
                 ended.set_result(gradient)
         return future
 
+    @abstractmethod
+    def _begin(self, gradient: Tensor, number: int) -> tuple[Tensor, dist.Work | None]:
+        """Start a collective of bucket `number`. Return what it fills, and the collective."""
 
-class EightBit:
+    @abstractmethod
+    def _end(self, begun: Sequence[Begun]) -> None:
+        """Leave in each gradient the mean over the ranks."""
+
+
+class HalfPrecision(BucketHook):
+    """DDP's hook for fp16 and bf16: torch's fp16_compress_hook, without what that adds to a step.
+
+    torch's hook allocates what it sends in every step, and casts back in a callback, for which each
+    bucket takes a stream of torch's pool. Here the buffers stay, and the hook of the last bucket
+    casts all of them back on the stream of backward.
+    """
+
+    def __init__(self, comm_hook: str) -> None:
+        super().__init__()
+        self._dtype: torch.dtype = getattr(torch, SENT[comm_hook])
+        self._buffers: dict[int, Tensor] = {}  # by the number of the bucket: what is sent
+
+    def _begin(self, gradient: Tensor, number: int) -> tuple[Tensor, dist.Work | None]:
+        sent = gradient
+        if gradient.dtype != self._dtype:
+            sent = self._buffers.get(number, sent)
+            if sent.dtype != self._dtype or sent.shape != gradient.shape:
+                sent = torch.empty_like(gradient, dtype=self._dtype)
+                self._buffers[number] = sent
+        # Divided before it is summed, so that float16 does not overflow; cast by the same kernel.
+        torch.mul(gradient, 1 / dist.get_world_size(), out=sent)
+        return sent, dist.all_reduce(sent, async_op=True)
+
+    def _end(self, begun: Sequence[Begun]) -> None:
+        for gradient, sent, work, _ in begun:
+            work.wait()
+            if sent is not gradient:
+                gradient.copy_(sent)
+
+
+class EightBit(BucketHook):
     """DDP's hook for fp8: an all-reduce in two collectives of bytes, with a scale for each block.
 
     Every rank gets its share of the elements from all, adds them up in float32 and sends the mean
-    to all. The hook of the last bucket ends all buckets.
+    to all.
     """
 
-    def __init__(self) -> None:
-        self._begun: list[tuple[Tensor, Tensor, dist.Work, torch.futures.Future[Tensor]]] = []
-
-    def reduce(
-        self,
-        state: object,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[Tensor]:
-        """Begin to reduce a bucket; behind the last one, end all.
-
-        The future has the bucket's mean gradient (elements,).
-        """
-        gradient, ranks = bucket.buffer(), dist.get_world_size()
-        padded = functional.pad(gradient.float(), (0, -gradient.numel() % (ranks * BLOCK)))
+    def _begin(self, gradient: Tensor, number: int) -> tuple[Tensor, dist.Work | None]:
+        of_all = dist.get_world_size() * BLOCK
+        padded = functional.pad(gradient.float(), (0, -gradient.numel() % of_all))
         own = packed(padded.view(-1, BLOCK))
         of_ranks = torch.empty_like(own)
-        work = dist.all_to_all_single(of_ranks, own, async_op=True)
-        assert work is not None
-        devices = [gradient.device] if gradient.is_cuda else None
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        self._begun.append((gradient, of_ranks, work, future))
-        if bucket.is_last():
-            self._end()
-        return future
+        return of_ranks, dist.all_to_all_single(of_ranks, own, async_op=True)
 
-    def _end(self) -> None:
-        begun, self._begun = self._begun, []
+    def _end(self, begun: Sequence[Begun]) -> None:
         gathers = []
         for _, of_ranks, work, _ in begun:
             work.wait()
@@ -136,9 +145,6 @@ class EightBit:
             assert gather is not None
             gather.wait()
             gradient.copy_(unpacked(means).flatten()[: gradient.numel()])
-        # Not earlier: a future remembers the stream of the moment, for which DDP waits.
-        for gradient, _, _, ended in begun:
-            ended.set_result(gradient)
 
 
 def packed(values: Tensor) -> Tensor:
