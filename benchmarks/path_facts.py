@@ -21,9 +21,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 # Operators by torch's names. The second argument of each product is one of its factors.
 PRODUCTS = {"aten::convolution", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
-SUMS = re.compile(
-    r"_?c10d(_functional)?::_?(all_?reduce|reduce|alltoall)"
-)  # fp8 sums what an all-to-all brings
+# comm_hook=fp8 sums what an all-to-all brings.
+SUMS = re.compile(r"_?c10d(_functional)?::_?(all_?reduce|reduce|alltoall)")
 COPIES = {"aten::_to_copy": 0, "aten::copy_": 1}  # the position of what is copied
 DDP_FACTS = ("bucket_cap_bytes", "total_parameter_size_bytes", "has_rebuilt_buckets",
              "static_graph", "gradient_as_bucket_view")  # fmt: skip
