@@ -126,10 +126,12 @@ class PlantedSweep:
         return self._launch([], [*words, *overrides])
 
     def _launch(self, before, words, **options):
+        given = {word.partition("=")[0] for word in words}
+        cell = [word for word in CELL if word.partition("=")[0] not in given]
         with self._output.open("ab") as output:
             self._printed_before = output.tell()
             process = subprocess.Popen(
-                [*before, sys.executable, str(ROOT / "launch.py"), "-m", *CELL, *words],
+                [*before, sys.executable, str(ROOT / "launch.py"), "-m", *cell, *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

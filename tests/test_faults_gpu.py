@@ -48,7 +48,7 @@ def strike(folder, record_property, kinds, process, gpus, sharing=()):
         sweep.run(timeout_s=560)
         if sharing:
             sweep.study_dir = sweep.output_dir / "default-rehearsal"
-            for alone in sweep.study_dir.glob("*-gpus0-*"):  # the memory of one rank
+            for alone in sweep.study_dir.glob(f"*-gpus0-{10 * '?'}"):  # one rank: its memory
                 shutil.rmtree(alone)
         outcomes = [examine(fault, sweep, cap) for cap, fault in faults.items()]
     finally:
