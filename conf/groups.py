@@ -6,10 +6,10 @@ rules:
 
     _target_       dotted name of the class or function that a rank calls (strategy, benchmark)
     auto           what the value `auto` of an option means; see `meaning`
-    accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`;
-                   `text: true` for any text. `refused` are values of `precision`, `benchmark`
-                   or `optimize` that do not go with it, `gpu_only` values that need a GPU,
-                   `not_in_graph` values whose steps no CUDA graph can hold
+    accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`,
+                   `several` for a list of them; `text: true` for any text. `refused` are values of
+                   `precision`, `benchmark` or `optimize` that do not go with it, `gpu_only` values
+                   that need a GPU, `not_in_graph` values whose steps no CUDA graph can hold
     omit_if_default  options that a cell has only where they are not what `auto` means: cells of
                    before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other
@@ -88,6 +88,7 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True):
     least: float | None = None
     most: float | None = None
     whole: bool = False
+    several: bool = False
     auto: bool = False
     text: bool = False
     refused: list[Any] = []

@@ -61,6 +61,8 @@ def accepted(metadata: Mapping[str, Any]) -> str:
             words.append(f"{kind} {bounds[0]} or more")
         else:
             words.append(f"{kind} up to {bounds[0]}")
+        if metadata.get("several"):
+            words.append("a list of them")
     if words == ["auto"]:
         return ""
     if len(words) < 2:
@@ -89,9 +91,11 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         low = least
     if most is not None:
         high = most
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (metadata.get("whole") and value % 1):
-        raise Refused(f"{name}={value}: expected {accepted(metadata)}")
+    is_list = metadata.get("several") and isinstance(value, list) and value
+    for number in value if is_list else [value]:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not low <= number <= high or (metadata.get("whole") and number % 1):
+            raise Refused(f"{name}={value}: expected {accepted(metadata)}")
 
 
 def check_fields(prefix: str, config: Any) -> None:

@@ -408,6 +408,16 @@ def test_a_half_precision_hook_halves_no_gradients_in_2_bytes():
 
 
 @pytest.mark.parametrize(
+    ("cap", "mib"),
+    [("25.0", [25] * 3 + [25.4]), ("[1, 4.5, 50]", [1, 4.5, 50, 44.9]), ("[1, 400, 2]", [1, 99.4])],
+)
+def test_each_bucket_is_as_full_as_its_own_size(cap, mib):
+    query = hooked("none", workload=replace(WORKLOAD, gradient_bytes=100.4 * 2**20))
+    query = replace(query, options=(("bucket_cap_mb", cap), ("name", "nccl_allreduce")))
+    assert [size / 2**20 for size in query.assumed_buckets] == pytest.approx(mib)
+
+
+@pytest.mark.parametrize(
     ("hook", "alone_ms", "there", "back"), [("none", 1.6, 0.8, 0.8), ("bf16", 0.8, 0.4, 0.8)]
 )
 def test_weights_come_back_unhalved_and_once_all_gradients_are_there(hook, alone_ms, there, back):

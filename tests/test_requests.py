@@ -225,6 +225,13 @@ def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):
     assert (code, out) == (2, "") and err.startswith(f"launch.py: {said}") and err.count("\n") == 1
 
 
+def test_several_sizes_of_buckets_need_a_torch_that_has_them(launch, monkeypatch):
+    monkeypatch.setattr("launch.plan.refusals.torch_version", lambda: "2.11.0+cu128")
+    sentence = "launch.py: strategy.bucket_cap_mb=[1,25]: sizes of several buckets need torch 2.13"
+    code, out, err = launch("strategy.bucket_cap_mb=[1,25]", "model=fmnist_cnn", "dry_run=true")
+    assert (code, out) == (2, "") and err.startswith(sentence) and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "typed", ["Müller (copy) #1/a=b", "~/it's here", "~", "/my studies/100%", "a;b&c"]
 )

@@ -150,20 +150,21 @@ class CellQuery:
         return self.workload.gradient_bytes
 
     @functools.cached_property
-    def cap_mib(self) -> float:
-        """The gradients in MiB with which a bucket is full."""
-        typed = self.option("bucket_cap_mb", str(_DEFAULT_CAP_MIB))
-        if typed.replace(".", "", 1).isdecimal() and 0.01 <= float(typed) <= 100_000:
-            return float(typed)
+    def caps_mib(self) -> tuple[float, ...]:
+        """The gradients in MiB with which a bucket is full, of each; the last of further ones."""
+        typed = self.option("bucket_cap_mb", str(_DEFAULT_CAP_MIB)).strip("[]").split(", ")
+        caps = [float(text) for text in typed if text.replace(".", "", 1).isdecimal()]
+        if caps and 0.01 <= min(caps) <= max(caps) <= 100_000:
+            return tuple(caps)
         full = self.option("staging", "full") == "full"  # auto
         if full and self.option("transport", "shared") == "shared":
-            return _STAGED_CAP_MIB
-        return _DEFAULT_CAP_MIB
+            return (_STAGED_CAP_MIB,)
+        return (_DEFAULT_CAP_MIB,)
 
     @functools.cached_property
     def bucket_plan(self) -> tuple[object, ...]:
         """What makes buckets: gradients in their order up to a cap; several servers have others."""
-        plan = (self.workload.gradient_bytes, self.cap_mib)
+        plan = (self.workload.gradient_bytes, self.caps_mib)
         if self.servers > 1:
             return (*plan, *self.options)
         return plan
@@ -171,12 +172,17 @@ class CellQuery:
     @functools.cached_property
     def assumed_buckets(self) -> tuple[float, ...]:
         """The bytes of each bucket as sent, in order, if every one but the last is full."""
-        gradient_bytes, full = self.workload.gradient_bytes, self.cap_mib * MIB
+        gradient_bytes = rest = self.workload.gradient_bytes
         if gradient_bytes <= 0:  # nothing says how large the gradients are
             return (0.0,)
-        count = max(1, round(gradient_bytes / full))
-        sizes = [full] * (count - 1) + [gradient_bytes - full * (count - 1)]
-        return tuple(size * self.sent_bytes / gradient_bytes for size in sizes)
+        *firsts, full = [cap_mib * MIB for cap_mib in self.caps_mib]
+        sizes = []
+        for first in firsts:
+            sizes.append(min(first, rest))
+            rest -= sizes[-1]
+        count = max(1, round(rest / full))
+        sizes += [full] * (count - 1) + [rest - full * (count - 1)]
+        return tuple(size * self.sent_bytes / gradient_bytes for size in sizes if size)
 
 
 def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workload:

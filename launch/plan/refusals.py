@@ -30,7 +30,7 @@ from conf.options import Refused, expand_path, to_text
 from conf.schema import Config, Engine, Request
 from conf.secrets import is_secret, without_secrets
 from launch.engines.environment import ROOT
-from launch.machine.devices import Machine
+from launch.machine.devices import Machine, torch_version
 from launch.machine.fleet import Fleet, Host
 from launch.plan.order import once_each
 from launch.plan.own_code import refuse_wrong_code
@@ -93,6 +93,7 @@ LAUNCHERS = {
     },
     "mpiexec": {"rank": "PMI_RANK", "size": "PMI_SIZE", "instead": "without mpiexec"},
 }
+BEFORE_LISTS = ("2.8.", "2.9.", "2.10.", "2.11.", "2.12.")  # of torch, whose DDP takes one size
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where
 # this is free for every rank, torch need not compute the exact size, which takes seconds.
 PLENTY_BYTES = 3_000_000_000
@@ -130,6 +131,14 @@ REQUEST_REFUSALS = (
         "hosts",
         lambda config: config.hosts is not None and config.engine.name in ("slurm", "env"),
         "works only with engine=ssh and engine=command; the hosts of a job are its nodes",
+    ),
+    Refusal(
+        "strategy.bucket_cap_mb",
+        lambda config: (
+            isinstance(config.strategy.get("bucket_cap_mb"), list)
+            and torch_version().startswith(BEFORE_LISTS)
+        ),
+        "sizes of several buckets need torch 2.13 or newer; expected a number",
     ),
     Refusal(
         "strategy.server_nodes",
@@ -278,7 +287,7 @@ def refuse_requests(configs: Sequence[Config]) -> None:
             if rule.field == "nodes":
                 value = ",".join(value)
             elif isinstance(value, list):
-                value = f"[{','.join(value)}]"
+                value = f"[{','.join(map(str, value))}]"
             elif rule.field.startswith("engine."):
                 value = repr(value)
             raise Refused(f"{rule.field}={value}: {rule.sentence}")

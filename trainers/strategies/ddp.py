@@ -5,6 +5,7 @@ Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; o
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ SUMMED_SCALE = 1e-30
 POWERSGD = "powersgd"
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+StatefulHook = tuple[object, Hook]
 
 
 @dataclass
@@ -70,15 +72,18 @@ class NcclAllreduce(Strategy):
 
     def __init__(
         self,
-        bucket_cap_mb: float,
+        bucket_cap_mb: float | list[float],
         gradient_as_bucket_view: bool,
         static_graph: bool,
         broadcast_buffers: bool,
         comm_hook: str,
         powersgd_rank: int,
     ) -> None:
+        caps_mb = bucket_cap_mb if isinstance(bucket_cap_mb, list) else [bucket_cap_mb]
+        argument = "bucket_cap_mb_list" if caps_mb is bucket_cap_mb else "bucket_cap_mb"
+        self._caps_bytes = [cap_mb * (1 << 20) for cap_mb in caps_mb]
         self._arguments: dict[str, Any] = {
-            "bucket_cap_mb": bucket_cap_mb,
+            argument: bucket_cap_mb,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
             SYNC_BUFFERS: broadcast_buffers,
@@ -93,7 +98,7 @@ class NcclAllreduce(Strategy):
         # Of the bytes of float32; exact once the parameters are known.
         self._share = comm_hooks.SENT_BYTES.get(comm_hook, 4) / 4
 
-    def _hook(self) -> tuple[object, Hook] | None:
+    def _hook(self) -> StatefulHook | None:
         """Return a fresh (state, hook); None for DDP's own all-reduce."""
         if self._comm_hook in comm_hooks.SENT:
             return None, comm_hooks.HalfPrecision(self._comm_hook).reduce
@@ -162,8 +167,7 @@ class NcclAllreduce(Strategy):
         self._gradient_bytes = sum(parameter.nbytes for parameter in parameters)
         self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
-        cap_bytes = self._arguments["bucket_cap_mb"] * (1 << 20)
-        return DdpAlone(parameters, cap_bytes, self._hook())
+        return DdpAlone(parameters, self._caps_bytes, self._hook())
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references: links between neighbours, and the wire between hosts.
@@ -190,10 +194,10 @@ class DdpAlone(ExchangeAlone):
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], cap_bytes: float, hook: tuple[object, Hook] | None
+        self, parameters: list[nn.Parameter], caps_bytes: Sequence[float], hook: StatefulHook | None
     ) -> None:
         self._parameters, self._hook = parameters, hook
-        self._groups = bucket_members(parameters, cap_bytes)
+        self._groups = bucket_members(parameters, caps_bytes)
         copies, scale = 1, SUMMED_SCALE
         if parameters[0].is_cuda:
             gradient_bytes = sum(parameter.nbytes for parameter in parameters)
@@ -241,19 +245,22 @@ class DdpAlone(ExchangeAlone):
         return [means[index] for index in range(len(self._parameters))]
 
 
-def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[int]]:
+def bucket_members(parameters: Sequence[Tensor], caps_bytes: Sequence[float]) -> list[list[int]]:
     """Return DDP's buckets as numbers of parameters: the last first, one dtype each.
 
-    A bucket is full at `cap_bytes`. DDP has its small first bucket only if the cap is torch's
-    default; ours is always given.
+    The first of a dtype is full at the first of `caps_bytes`, …; further ones at the last. DDP has
+    its small first bucket only if the cap is torch's default; ours is always given.
     """
     groups: list[list[int]] = []
     current: dict[torch.dtype, list[int]] = {}
+    full: Counter[torch.dtype] = Counter()
     for index, parameter in reversed(list(enumerate(parameters))):
         group = current.setdefault(parameter.dtype, [])
         if not group:
             groups.append(group)
         group.append(index)
+        cap_bytes = caps_bytes[min(full[parameter.dtype], len(caps_bytes) - 1)]
         if sum(parameters[member].nbytes for member in group) >= cap_bytes:
             del current[parameter.dtype]
+            full[parameter.dtype] += 1
     return groups

@@ -134,7 +134,7 @@ class LocalSgd(NcclAllreduce):
         """All-reduce as many bytes as the weights have, in one piece of each dtype."""
         self._gradient_bytes = sum(parameter.nbytes for parameter in parameters)
         self._device = parameters[0].device
-        return DdpAlone(parameters, math.inf, None)
+        return DdpAlone(parameters, [math.inf], None)
 
 
 def fragments_of(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
