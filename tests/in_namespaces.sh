@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Run a command beside hosts that are network namespaces of this machine, each on its own wire. Needs no root.
 #
-#     tests/in_namespaces.sh [-n HOSTS] RATE -- COMMAND…        tests/in_namespaces.sh 1gbit -- python launch.py …
+#     tests/in_namespaces.sh [-n HOSTS] [-d DELAY] RATE -- COMMAND…        tests/in_namespaces.sh 1gbit -- python launch.py …
 #
 # The hosts a, b, c, … (2; at most 8) have the addresses 10.77.0.1, 10.77.0.2, … on eth0. Each wire carries RATE (as tc writes it:
-# 1gbit, 200mbit) in each direction to one switch. COMMAND runs outside the hosts, at the switch (10.77.0.254), and reaches into
+# 1gbit, 200mbit) in each direction to one switch, and takes DELAY (5ms; none) from one host to another, for which the
+# kernel needs netem. COMMAND runs outside the hosts, at the switch (10.77.0.254), and reaches into
 # one by `ip netns exec a PROGRAM`. `ip link set port-a down` cuts the wire of a.
 # The exit status is COMMAND's; 2 is a wrong call, 125 a machine that forbids it. When COMMAND ends, everything that it started
 # ends too, and nothing is left. Hosts share processes, files and /dev/shm with each other.
 set -euo pipefail
 
 number=2
-usage() { echo "usage: tests/in_namespaces.sh [-n HOSTS] RATE -- COMMAND…" >&2; exit 2; }
-while getopts n: option; do
-  case $option in n) number=$OPTARG ;; *) usage ;; esac
+delay=0ms
+usage() { echo "usage: tests/in_namespaces.sh [-n HOSTS] [-d DELAY] RATE -- COMMAND…" >&2; exit 2; }
+while getopts n:d: option; do
+  case $option in n) number=$OPTARG ;; d) delay=$OPTARG ;; *) usage ;; esac
 done
 shift $((OPTIND - 1))
 [[ $# -ge 3 && $2 == -- && $number =~ ^[1-8]$ ]] || usage
@@ -21,7 +23,7 @@ shift $((OPTIND - 1))
 if [[ -z ${IN_NAMESPACES:-} ]]; then
   # Namespaces of users, networks, mounts and processes. What is left when the first process in them ends is killed by the kernel.
   IN_NAMESPACES=1 exec unshare --map-root-user --net --mount --pid --fork --kill-child --mount-proc \
-    -- "$0" -n "$number" "$@"
+    -- "$0" -n "$number" -d "$delay" "$@"
 fi
 unset IN_NAMESPACES
 rate=$1
@@ -36,7 +38,11 @@ wire() {  # HOST ADDRESS
   ip -n "$1" link set lo up
   # Shaped at both ends, so that neither what a host sends nor what it is sent is faster.
   tc qdisc add dev "port-$1" root tbf rate "$rate" burst 256kb latency 50ms
-  tc -n "$1" qdisc add dev eth0 root tbf rate "$rate" burst 256kb latency 50ms
+  tc -n "$1" qdisc add dev eth0 root handle 1: tbf rate "$rate" burst 256kb latency 50ms
+  if [[ $delay != 0ms ]] && ! tc -n "$1" qdisc add dev eth0 parent 1:1 netem delay "$delay" limit 100000; then
+    echo "in_namespaces.sh: -d $delay: needs a kernel with netem (CONFIG_NET_SCH_NETEM)" >&2
+    return 1
+  fi
 }
 
 build() {

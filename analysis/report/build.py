@@ -38,6 +38,7 @@ from analysis.report.sections.conditions_section import (
     rehearsal,
     validity,
 )
+from analysis.report.sections.link_map_section import where_each_wins
 from analysis.report.sections.links_section import links, wire_lines
 from analysis.report.sections.losses_section import traces, waterfall
 from analysis.report.sections.machine_section import machine
@@ -66,6 +67,7 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     scaling,
     rates_by_option,
     resources,
+    where_each_wins,
     waterfall,
     links,
     wire_lines,
