@@ -20,9 +20,8 @@ from analysis.findings.communication import (
     communication,
     not_claimed,
 )
-from analysis.findings.communication_parts import COMMUNICATION
 from analysis.findings.record_values import again, rests_on, values_of, with_values
-from analysis.findings.waterfall import waterfalls
+from analysis.findings.waterfall import COMMUNICATION, waterfalls
 from analysis.study.study import Study
 from benchmarks.record import read_study
 

@@ -6,8 +6,15 @@ import math
 import pytest
 from simulate import STRATEGY, Simulator, Truth, changed
 
-from analysis.findings.communication_parts import COMMUNICATION, REST, SLOWED, TAIL
-from analysis.findings.waterfall import AT_MOST, CLOCKS, waterfalls
+from analysis.findings.waterfall import (
+    AT_MOST,
+    CLOCKS,
+    COMMUNICATION,
+    REST,
+    SLOWED,
+    TAIL,
+    waterfalls,
+)
 from analysis.study.study import Study
 
 TWO = (0, 1)

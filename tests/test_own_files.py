@@ -319,7 +319,7 @@ ALLOWED = {
     " old.rename os.link shutil.copy2 target.rename",
     "analysis/report/figure.py": "figure.savefig",  # into memory
     "analysis/topology/drawing.py": "figure.savefig",
-    "analysis/trace/nsys_tables.py": "sqlite3.connect",  # mode=ro
+    "analysis/trace/nsys_export.py": "sqlite3.connect",  # mode=ro
     # In scratch folders, which are removed.
     "analysis/trace/scrub.py": "packed.open sqlite3.connect tempfile.TemporaryDirectory",
     "analysis/trace/source.py": "plain.open tempfile.TemporaryDirectory",

@@ -90,7 +90,7 @@ FOLDER_ARROWS = {
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
     "analysis": ("console", "cost", "input_files", "text"),
-    "benchmarks": ("request", "peak_memory", "path_facts", "derived"),
+    "benchmarks": ("request", "path_facts", "derived"),
     "trainers": (
         "batches",
         "collectives",

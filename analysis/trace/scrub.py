@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.input_files import UnreadableInput
-from analysis.trace.nsys_tables import VERSIONS, Export, open_export, quoted
+from analysis.trace.nsys_export import VERSIONS, Export, open_export, quoted
 from analysis.trace.source import plain_export
 from benchmarks.record.safe_files import put_in_place
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
-from benchmarks.peak_memory import refuse_too_large
-from benchmarks.request import Room
+from benchmarks.request import Room, refuse_too_large
 from conf.cell import Cell
 from conf.options import Refused
 

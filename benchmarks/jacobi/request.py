@@ -1,7 +1,6 @@
 """The grid that `benchmark=jacobi` solves, and the requests that it cannot measure. No torch."""
 
-from benchmarks.peak_memory import refuse_too_large
-from benchmarks.request import Room, refuse_too_little_shared
+from benchmarks.request import Room, refuse_too_large, refuse_too_little_shared
 from conf.cell import Cell
 from conf.options import Refused
 
