@@ -17,7 +17,7 @@ from analysis.validity.check import unchecked
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from analysis.validity.surroundings import foreign_load_timed
-from analysis.verification.device_use import device_use
+from analysis.verification.complete import device_use
 from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
 from benchmarks.agent.protocol import wait_readable
