@@ -1,9 +1,13 @@
 """Steps: which host ranges are steps, which GPU work belongs to each, and which one to draw."""
 
 import re
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.trace.events import Events, RankTrace, Times, Trace, spans, union
 
@@ -89,3 +93,136 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
         starts.append(int(work[0, 0]))
         ends.append(int(work[-1, 1]))
     return min(starts), max(ends), f"step {step} of 0 to {count - 1}{how}"
+
+
+# Clocks of GPUs of one host, as CUPTI converts them, agree to some µs: a gap below this is no
+# contradiction.
+_CLOCK_TOLERANCE_NS = 20_000
+# No rank can leave these before the last has come. In the others the root may hand its data to a
+# buffer and leave.
+_MUTUAL = {"AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Barrier"}
+# The trace does not say which ranks take part in these.
+_PAIRED = {"SendRecv", "Send", "Recv", "Generic", "other"}
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """One collective of one communicator; arrays have one row per rank of `ranks`, ns.
+
+    `wait[r, i]`: how long the r-th rank waited in call i; `transfer[i]`: the shortest rank's time;
+    `last[i]`: the row of the rank that came last; `index[r, i]`: the call's place in that rank's
+    collectives.
+    """
+
+    name: str
+    communicator: str | None
+    ranks: list[int]
+    wait: Times
+    transfer: Times
+    last: NDArray[np.intp]
+    index: Times
+
+
+def match(trace: Trace) -> tuple[list[Meeting], list[str]]:
+    """Match the collectives of all ranks; return also notes on what cannot be matched."""
+    if len(trace.ranks) < 2:
+        return [], ["only one rank: waiting and transfer cannot be separated"]
+    if not trace.one_clock:
+        return [], []
+    notes: list[str] = []
+    meetings = []
+    calls_of = {rank.rank: rank.collectives for rank in trace.ranks}
+    for (communicator, label), rows in _calls_by_collective(trace).items():
+        name, group = trace.names[label], None
+        title = name
+        if communicator >= 0:
+            group = trace.names[communicator]
+            title = f"{name} of process group {group}"
+        ranks = sorted(rows)
+        is_pair = len(trace.ranks) == 2 == len(ranks) and trace.world_size in (None, 2)
+        if name in _PAIRED and not (name == "SendRecv" and is_pair):
+            notes.append(
+                f"{title}: the trace does not say which ranks take part, so its calls are not "
+                "matched across ranks"
+            )
+            continue
+        if group is None and len(ranks) < len(trace.ranks):
+            notes.append(f"{title}: only on rank {', '.join(map(str, ranks))}")
+        if len(ranks) < 2:
+            continue
+        counts, starts, ends = [], [], []
+        for rank in ranks:
+            counts.append(f"{len(rows[rank])} on rank {rank}")
+            starts.append(calls_of[rank]["start"][rows[rank]])
+            ends.append(calls_of[rank]["end"][rows[rank]])
+        if len(set(map(len, starts))) > 1:
+            notes.append(f"{title}: {', '.join(counts)}: not matched")
+            continue
+        index = np.stack([rows[rank] for rank in ranks])
+        start, end = np.stack(starts), np.stack(ends)
+        fit = end.min(axis=0) + _CLOCK_TOLERANCE_NS >= start.max(axis=0)
+        if name in _MUTUAL and not fit.all():
+            notes.append(
+                f"{title}: {int((~fit).sum())} of {len(fit)} calls end on one rank before another "
+                "begins: not matched"
+            )
+            index, start, end = index[:, fit], start[:, fit], end[:, fit]
+        if index.shape[1]:
+            wait = np.minimum(start.max(axis=0) - start, end - start)
+            transfer, last = (end - start).min(axis=0), start.argmax(axis=0)
+            meetings.append(Meeting(name, group, ranks, wait, transfer, last, index))
+    meetings.sort(key=lambda meeting: -int(meeting.wait.sum() + meeting.transfer.sum()))
+    return meetings, notes
+
+
+def waits_of(rank: RankTrace, meetings: Sequence[Meeting]) -> NDArray[np.float64] | None:
+    """Return the wait in each of the rank's collectives, ns; None if none is matched.
+
+    Shape (calls,); NaN if a call is not matched.
+    """
+    waits = np.full(len(rank.collectives), np.nan)
+    for meeting in meetings:
+        if rank.rank in meeting.ranks:
+            row = meeting.ranks.index(rank.rank)
+            waits[meeting.index[row]] = meeting.wait[row]
+    if np.isnan(waits).all():
+        return None
+    return waits
+
+
+def stragglers(meetings: Sequence[Meeting]) -> list[dict[str, Any]]:
+    """Return the ranks that others waited for, longest wait first.
+
+    A rank came last in `last` of `of` matched calls; the others waited `others_waited_ms` for it on
+    average.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for meeting in meetings:
+        mean_wait = meeting.wait.sum(axis=0) / (len(meeting.ranks) - 1)
+        for at, rank in enumerate(meeting.ranks):
+            row = rows.setdefault(rank, {"rank": rank, "last": 0, "of": 0, "others_waited_ms": 0.0})
+            is_last = meeting.last == at
+            row["last"] += int(is_last.sum())
+            row["of"] += len(meeting.transfer)
+            row["others_waited_ms"] += float(mean_wait[is_last].sum()) / 1e6
+    late = [row for row in rows.values() if row["others_waited_ms"] > 0]
+    return sorted(late, key=lambda row: (-row["others_waited_ms"], row["rank"]))
+
+
+def _calls_by_collective(trace: Trace) -> dict[tuple[int, int], dict[int, Times]]:
+    """Return {(communicator, name): {rank: places of its calls, in the order of their starts}}.
+
+    If some calls of a rank do not name their communicator, all are matched by name and order.
+    """
+    groups: dict[tuple[int, int], dict[int, Times]] = defaultdict(dict)
+    for rank in trace.ranks:
+        calls = rank.collectives
+        communicators = calls["communicator"]
+        if not (communicators >= 0).all():
+            communicators = np.full(len(calls), -1)
+        keys = np.column_stack((calls["name"], communicators))
+        for label, communicator in np.unique(keys, axis=0).tolist():
+            rows = np.flatnonzero((calls["name"] == label) & (communicators == communicator))
+            order = np.argsort(calls["start"][rows], kind="stable")
+            groups[communicator, label][rank.rank] = rows[order]
+    return groups

@@ -22,8 +22,7 @@ from analysis.trace.events import (
     total,
     union,
 )
-from analysis.trace.matching import match, waits_of
-from analysis.trace.steps import choose_window
+from analysis.trace.steps import choose_window, match, waits_of
 from benchmarks.record.safe_text import visible
 
 # Text of 11 px has 8 points where the drawing is as wide as a page of a paper, 7 in.

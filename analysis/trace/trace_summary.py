@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace.events import RankTrace, Trace, intersect, spans, subtract, total, union
-from analysis.trace.matching import Meeting, match, stragglers, waits_of
-from analysis.trace.steps import step_of, step_ranges
+from analysis.trace.steps import Meeting, match, step_of, step_ranges, stragglers, waits_of
 
 Row = dict[str, Any]
 
