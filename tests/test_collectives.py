@@ -26,7 +26,7 @@ from benchmarks.collectives.wrong_elements import known_input, wrong_elements
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import Room, refuse
-from benchmarks.timing import alpha_beta, c_calls
+from benchmarks.timing import c_calls, statistics
 from benchmarks.timing.clock import SpinBarrier
 from conf.options import Refused
 
@@ -423,23 +423,23 @@ def protocols(size):
 
 
 def test_one_line_is_found_as_one_line_and_what_does_not_fit_is_said():
-    line = alpha_beta.fit(SIZES, [7.5 + size / 345e3 for size in SIZES])
+    line = statistics.fit(SIZES, [7.5 + size / 345e3 for size in SIZES])
     (piece,) = line.pieces
     assert (piece.from_bytes, piece.to_bytes) == (8, SIZES[-1])
     assert piece.alpha_us == pytest.approx(7.5) and piece.beta_gb_per_s == pytest.approx(345)
     assert line.worst_error < 1e-9
     assert piece.time_us(345e6) == pytest.approx(1007.5)
-    line = alpha_beta.fit([8, 16, 32], [10.0, 20.0, 10.0])
+    line = statistics.fit([8, 16, 32], [10.0, 20.0, 10.0])
     assert line.worst_error > 0.2 and line.pieces[0].rms_error == line.rms_error
-    (piece,) = alpha_beta.fit([8, 16, 32, 64], [10.0] * 4).pieces  # times that do not grow
+    (piece,) = statistics.fit([8, 16, 32, 64], [10.0] * 4).pieces  # times that do not grow
     assert piece.beta_gb_per_s is None and piece.alpha_us == pytest.approx(10)
-    assert alpha_beta.fit([8, 16], [10.0, 11.0]) is None
+    assert statistics.fit([8, 16], [10.0, 11.0]) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_protocols_that_do_not_join_are_found_apart(noise):
     draw = random.Random(3)
-    line = alpha_beta.fit(SIZES, [protocols(size) * draw.gauss(1, noise) for size in SIZES])
+    line = statistics.fit(SIZES, [protocols(size) * draw.gauss(1, noise) for size in SIZES])
     assert [piece.from_bytes for piece in line.pieces] == [8, 65536, 1 << 22]
     for piece, (alpha, beta) in zip(line.pieces, [(10, 20), (14, 100), (25, 345)], strict=True):
         assert piece.alpha_us == pytest.approx(alpha, rel=1e-6 + 3 * noise)

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WITHOUT_RANKS = (
     *("benchmarks.record", "benchmarks.agent", "benchmarks.request", "benchmarks.derived"),
     *("benchmarks.*.request", "benchmarks.*.derive", "benchmarks.collectives.busbw"),
-    *("benchmarks.timing.statistics", "benchmarks.timing.alpha_beta"),
+    *("benchmarks.timing.statistics", "benchmarks.timing.statistics"),
 )
 # The design's arrows: a package, and what of ours it may import.
 ARROWS = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.prediction.distributions import Draws, constant, scaled_normal
 from benchmarks.collectives.busbw import COLLECTIVES
-from benchmarks.timing.alpha_beta import FEWEST_SIZES, fit
+from benchmarks.timing.statistics import FEWEST_SIZES, fit
 
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
 WAYS = {

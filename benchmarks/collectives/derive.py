@@ -10,7 +10,7 @@ from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.collectives.request import largest_bytes, sizes
 from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
 from benchmarks.record import Kind
-from benchmarks.timing import alpha_beta
+from benchmarks.timing import statistics
 from conf.cell import Cell
 
 PLACEMENTS = ("out_of_place", "in_place")
@@ -61,7 +61,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         "collectives/latency_us": times_us[0],
     }
     tables: dict[str, Any] = {}
-    line = alpha_beta.fit(sizes_bytes, times_us)
+    line = statistics.fit(sizes_bytes, times_us)
     if line is not None:
         tables["alpha_beta"] = line.to_dict() | {"placement": first}
         metrics["collectives/alpha_us"] = line.pieces[0].alpha_us
