@@ -14,7 +14,7 @@ from benchmarks.record import read_lines
 from benchmarks.timing.clock import Clock
 from benchmarks.timing.compilation import Compilation
 from benchmarks.training import calibration as measure
-from benchmarks.training import derive_calibration as derive
+from benchmarks.training import derive as derive
 from benchmarks.training import throughput
 from trainers.step import Training
 from trainers.strategies.ddp import NcclAllreduce

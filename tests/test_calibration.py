@@ -13,7 +13,7 @@ from derived_results import write_record
 
 from analysis.verification.verify_study import verify
 from benchmarks.record import CellFolder, read, read_lines, read_study
-from benchmarks.training import derive_calibration as derive
+from benchmarks.training import derive as derive
 from conf.cell import Cell
 
 ROOT = Path(__file__).parent.parent
