@@ -119,12 +119,12 @@ class GpuHalo:
 
     def _map_flags(self, ranks: Ranks, row_bytes: int) -> SharedRows:
         """Map shared memory for GPUs, and keep the addresses of a rank's and its peers' flags."""
-        from trainers.kvstore import cuda_copies
+        from trainers import memory
 
         before, after = neighbours(ranks)
         shared = SharedRows(ranks, row_bytes)
-        cuda_copies.page_lock(shared.address, shared.size_bytes)
-        flags = cuda_copies.device_address(shared.address)
+        memory.page_lock(shared.address, shared.size_bytes)
+        flags = memory.device_address(shared.address)
         self._own_flags = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
         self._peer_flags = [flags + shared.flag(before, AFTER), flags + shared.flag(after, BEFORE)]
         self._shared = shared
@@ -135,7 +135,7 @@ class HostOnGpu(GpuHalo):
     """The exchange through page-locked shared memory; streams write flags and wait for them."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
-        from trainers.kvstore import cuda_copies
+        from trainers import memory
 
         super().__init__(slab)
         before, after = neighbours(ranks)
@@ -148,8 +148,8 @@ class HostOnGpu(GpuHalo):
             halo = _addresses(buffer[0], buffer[-1])
             slots = _addresses(shared.rows[turn, before, AFTER], shared.rows[turn, after, BEFORE])
             self._inward.append(list(zip(self._peer_flags, halo, slots, strict=True)))
-        self._out = cuda_copies.CopyStream(self._stream)
-        self._in = cuda_copies.CopyStream(torch.cuda.Stream(slab.device, priority=-1))
+        self._out = memory.CopyStream(self._stream)
+        self._in = memory.CopyStream(torch.cuda.Stream(slab.device, priority=-1))
 
     def send(self, iteration: int) -> None:
         """Copy the rows to host memory, and the neighbours' rows from there."""
@@ -175,7 +175,7 @@ class Peer(GpuHalo):
         Raises:
             ValueError: a GPU cannot address its neighbour's memory.
         """
-        from trainers.kvstore import cuda_copies
+        from trainers import memory
 
         super().__init__(slab)
         before, after = neighbours(ranks)
@@ -191,7 +191,7 @@ class Peer(GpuHalo):
                 )
         bases = {}
         for neighbour in {before, after}:
-            bases[neighbour] = cuda_copies.imported(bytes.fromhex(by_rank[neighbour]["handle"]))
+            bases[neighbour] = memory.imported(bytes.fromhex(by_rank[neighbour]["handle"]))
         # My first row becomes the last one, a halo, of the rank before; my last row the first one
         # of the rank after.
         self._targets = []
@@ -201,8 +201,8 @@ class Peer(GpuHalo):
             first_after = bases[after] + turn * rows_after * self._row_bytes
             self._targets.append((last_before, first_after))
         self._map_flags(ranks, 0)
-        self._lane = cuda_copies.CopyStream(self._stream)
-        self._reader = cuda_copies.CopyStream(torch.cuda.current_stream())
+        self._lane = memory.CopyStream(self._stream)
+        self._reader = memory.CopyStream(torch.cuda.current_stream())
 
     def send(self, iteration: int) -> None:
         """Copy both rows, and write a flag after each."""

@@ -162,8 +162,7 @@ def _solve_together(
     rows = split(ny, ranks.world_size)[ranks.rank]
     handle, base = b"", None
     if exchange == "peer" and ranks.world_size > 1:
-        from trainers.kvstore.cuda_copies import exported
-        from trainers.memory import GpuMemory
+        from trainers.memory import GpuMemory, exported
 
         memory = GpuMemory(Slab.size_bytes(nx, rows, ranks.device), ranks.device)
         handle, base = exported(memory), memory.bytes  # they stay until the process ends

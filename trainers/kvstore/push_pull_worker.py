@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainers import memory
 from trainers.collectives import HostGroups, Peers
-from trainers.kvstore import cuda_copies, server_process
+from trainers.kvstore import server_process
 from trainers.kvstore.remote import Demand, Guarded, RemoteServer, rendezvous_store
 from trainers.kvstore.server import (
     PAUSE_SECONDS,
@@ -159,19 +159,19 @@ class Worker:
     def _make_gpu_buffers(self) -> None:
         """Make buffers, streams and events on this worker's GPU, and page-lock the memory."""
         layout = self.layout
-        cuda_copies.page_lock(self.shared.address, len(self.shared.bytes))
+        memory.page_lock(self.shared.address, len(self.shared.bytes))
         self.staging = torch.zeros(layout.push_bytes, dtype=torch.uint8, device=self.device)
         if self.config.server_gpu:
             self._inbox = memory.GpuMemory(layout.pull_bytes, self.device)
-            self._control.handles[self.peers.rank] = list(cuda_copies.exported(self._inbox))
+            self._control.handles[self.peers.rank] = list(memory.exported(self._inbox))
             inbox = self._inbox.bytes
         else:
             inbox = torch.zeros(layout.pull_bytes, dtype=torch.uint8, device=self.device)
         self.sent = views(self.staging, layout, in_weight_dtype=False, push=True)
         self.means = views(inbox, layout, in_weight_dtype=False)
         self.weights = views(inbox, layout, in_weight_dtype=True)
-        self.pushing = cuda_copies.CopyStream(torch.cuda.Stream())
-        self.pulling = cuda_copies.CopyStream(torch.cuda.Stream())
+        self.pushing = memory.CopyStream(torch.cuda.Stream())
+        self.pulling = memory.CopyStream(torch.cuda.Stream())
         self._staged = [torch.cuda.Event() for _ in layout.buckets]
         self._fetched = [torch.cuda.Event() for _ in layout.buckets]
         # Of exchanges with even and odd numbers.
@@ -180,7 +180,7 @@ class Worker:
     def _find_addresses(self) -> None:
         """Find the addresses, as this GPU sees them, of flags, of targets and of replies."""
         shared, rank, layout = self.shared, self.peers.rank, self.layout
-        offset = cuda_copies.device_address(shared.address) - shared.address
+        offset = memory.device_address(shared.address) - shared.address
         self._push_flag = address_of(self._control.pushed[rank]) + offset
         self._done_flag = address_of(self._control.done[rank]) + offset
         if not self.config.server_gpu:
@@ -201,7 +201,7 @@ class Worker:
                 continue
             if bucket.server not in bases:
                 handle = self._control.handles[self.config.workers + bucket.server]
-                bases[bucket.server] = cuda_copies.imported(handle.tobytes())
+                bases[bucket.server] = memory.imported(handle.tobytes())
             base = bases[bucket.server]
             self.push_to.append(base + pushed_start + bucket.push_offset)
             self._weights_at.append(base + bucket.pull_offset)

@@ -30,7 +30,6 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from trainers.kvstore.buckets import BucketLayout
-from trainers.kvstore.cuda_copies import CopyStream, device_address
 from trainers.kvstore.shared_memory import (
     FLAG_BYTES,
     UPDATE,
@@ -39,6 +38,7 @@ from trainers.kvstore.shared_memory import (
     SharedMapping,
     address_of,
 )
+from trainers.memory import CopyStream, device_address
 from trainers.optimizers import SETTINGS
 
 # The supervisor ends what hangs; this ends what has no supervisor any more.

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore.cuda_copies import CopyStream, device_address
 from trainers.kvstore.remote import RemoteWorker
 from trainers.kvstore.shared_memory import (
     DTYPES,
@@ -30,6 +29,7 @@ from trainers.kvstore.shared_memory import (
     SharedMapping,
     address_of,
 )
+from trainers.memory import CopyStream, device_address
 from trainers.optimizers import FlatSteps
 from trainers.process import CORES, sleep_precisely
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from trainers.kvstore import cuda_copies
+from trainers import memory
 from trainers.kvstore.remote import RemoteWorker, remote_workers, rendezvous_store
 from trainers.kvstore.server import (
     PAUSE_SECONDS,
@@ -115,16 +115,16 @@ def _on_gpu(
     remote = config.remote_workers(host)
     workers = [worker for worker in range(config.workers) if worker not in remote]
     torch.zeros(1, device=device)  # makes the context that CUDA's own calls use
-    cuda_copies.page_lock(shared.address, len(shared.bytes))
+    memory.page_lock(shared.address, len(shared.bytes))
     memory = GpuMemory(Regions.size(config, shared.layout), device)
     row = config.workers + number
-    control.handles[row] = list(cuda_copies.exported(memory))
+    control.handles[row] = list(memory.exported(memory))
     control.attached[row] = 1
     while (control.attached[workers] < 1).any():
         beat(0)
         time.sleep(START_PAUSE_SECONDS)
     replies = {}
     for worker in workers:
-        replies[worker] = cuda_copies.imported(control.handles[worker].tobytes())
+        replies[worker] = memory.imported(control.handles[worker].tobytes())
     regions = Regions(memory.bytes, config, shared.layout)
     return GpuArithmetic(shared, regions, number, replies)
