@@ -20,8 +20,7 @@ from benchmarks.record.safe_text import INTERRUPTED as INTERRUPTED
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import Job, Lost, rank_ends
-from launch.supervision.failure import first_cause, overdue, with_log
-from launch.supervision.hang import STUCK, explain_hang
+from launch.supervision.failure import STUCK, explain_hang, first_cause, overdue, with_log
 from launch.supervision.watch import Watch, locate, log_bytes
 
 POLL_SECONDS = 0.1
