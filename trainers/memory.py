@@ -1,4 +1,7 @@
-"""Files in /dev/shm that several processes of a cell map, and GPU memory outside torch's allocator.
+"""Memory that several processes of a cell share: files in /dev/shm, and GPU memory (CUDA IPC).
+
+To use it on a GPU: copies between raw addresses, flags in host memory that a stream writes or waits
+for, page-locking of existing memory.
 
 One process creates a file, the others attach to it, and it is unlinked once all have mapped it: so
 nothing is left behind, however they end. What a cell leaves if it ends before that is removed by
@@ -20,9 +23,9 @@ from torch import Tensor
 
 from conf.host import SHARED_MEMORY_FOLDER as FOLDER
 from conf.host import TOKEN, shared_memory_prefix
-from trainers.kvstore.shared_memory import HANDLE_BYTES
 
 MIB = 1 << 20
+HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
 
 
 def new_path() -> Path:

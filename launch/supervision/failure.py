@@ -1,5 +1,5 @@
 """Name the cause of a failed cell: a deadline that passed, the first failing rank, what the machine
-lacked. launch.supervision.failure finds the rank at fault in a hang."""
+lacked; of a hang the rank at fault, by state, stack, collectives and iteration count."""
 
 import dataclasses
 import math

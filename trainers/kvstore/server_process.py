@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from trainers import memory
 from trainers.kvstore.remote import RemoteWorker, remote_workers, rendezvous_store
 from trainers.kvstore.server import (
     PAUSE_SECONDS,
@@ -19,7 +18,7 @@ from trainers.kvstore.server import (
     thread_count,
 )
 from trainers.kvstore.shared_memory import KvstoreConfig, Regions, SharedMapping, path_on
-from trainers.memory import GpuMemory
+from trainers.memory import GpuMemory, exported, imported, page_lock
 
 KEY = "config"
 START_PAUSE_SECONDS = 0.02  # between two looks while the cell starts
@@ -115,16 +114,16 @@ def _on_gpu(
     remote = config.remote_workers(host)
     workers = [worker for worker in range(config.workers) if worker not in remote]
     torch.zeros(1, device=device)  # makes the context that CUDA's own calls use
-    memory.page_lock(shared.address, len(shared.bytes))
+    page_lock(shared.address, len(shared.bytes))
     memory = GpuMemory(Regions.size(config, shared.layout), device)
     row = config.workers + number
-    control.handles[row] = list(memory.exported(memory))
+    control.handles[row] = list(exported(memory))
     control.attached[row] = 1
     while (control.attached[workers] < 1).any():
         beat(0)
         time.sleep(START_PAUSE_SECONDS)
     replies = {}
     for worker in workers:
-        replies[worker] = memory.imported(control.handles[worker].tobytes())
+        replies[worker] = imported(control.handles[worker].tobytes())
     regions = Regions(memory.bytes, config, shared.layout)
     return GpuArithmetic(shared, regions, number, replies)

@@ -24,7 +24,6 @@ DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float3
 # What a worker asks the servers to do with its gradients: update the weights, or only reduce.
 UPDATE, REDUCE = 0.0, 1.0
 FLAG_BYTES = 4  # int32
-HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
 STALENESS_BINS = 64  # more than any bound that anybody measures; the last takes what is above
 
 
