@@ -197,7 +197,7 @@ class Control:
     staleness_counts: "np.ndarray[Any, Any]"  # (servers, STALENESS_BINS) updates by staleness
     staleness_sum: "np.ndarray[Any, Any]"  # (servers)
     staleness_max: "np.ndarray[Any, Any]"  # (servers)
-    handles: "np.ndarray[Any, Any]"  # (workers + servers, HANDLE_BYTES) of exported GPU memory
+    handles: "np.ndarray[Any, Any]"  # (workers + servers, bytes of a handle) of exported GPU memory
 
     def __init__(
         self, raw: "np.ndarray[Any, np.dtype[np.uint8]]", config: KvstoreConfig, buckets: int
@@ -213,7 +213,7 @@ class Control:
             ("staleness_counts", np.int64, (servers, STALENESS_BINS)),
             ("staleness_sum", np.int64, (servers,)),
             ("staleness_max", np.int64, (servers,)),
-            ("handles", np.uint8, (workers + servers, HANDLE_BYTES)),
+            ("handles", np.uint8, (workers + servers, memory.HANDLE_BYTES)),
         ]
         offset = 0
         for name, dtype, shape in fields:
