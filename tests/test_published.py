@@ -9,7 +9,7 @@ from planted import LOC, edit_json, edit_lines, gpu_cell, made
 
 from analysis.__main__ import main
 from analysis.report.build import examine
-from analysis.verification import quick
+from analysis.verification import verify_study
 from analysis.verification.verify_study import numbers_of
 from benchmarks.record import CellFolder, read
 
@@ -295,7 +295,7 @@ def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
     study, _ = copy
     lines = section(examine(study)[0], "validity").lines
     assert f"{COMPARED}: 2; all agree." in lines
-    monkeypatch.setattr(quick, "MOST_FILES", 1)
+    monkeypatch.setattr(verify_study, "MOST_FILES", 1)
     lines = section(examine(study)[0], "validity").lines
     more = "1 of 2; all agree. `python -m analysis verify` compares all."
     assert f"{COMPARED}: {more}" in lines

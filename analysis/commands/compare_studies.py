@@ -45,7 +45,7 @@ from analysis.study.study_inputs import (
     same_machine,
 )
 from analysis.text import count, first_lines, join_words, markdown, single_line
-from analysis.verification.quick import QuickCheck
+from analysis.verification.verify_study import QuickCheck
 from benchmarks.record.metrics import metric as entry_of
 
 MOST_ROWS = 20

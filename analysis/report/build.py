@@ -53,7 +53,7 @@ from analysis.study.study import Study, open_study
 from analysis.study.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.text import count, join_words, sentence, single_line
 from analysis.validity.checks import changed_limits
-from analysis.verification.quick import QuickCheck
+from analysis.verification.verify_study import QuickCheck
 from benchmarks.record import REHEARSAL
 from conf import groups
 from conf.options import Refused

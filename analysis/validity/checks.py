@@ -80,7 +80,7 @@ OF_TIME = (
 )
 MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keeps of its metrics
 # Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
-# settings with NCCL's log, from launch.profiled_pass, and from analysis.verification.quick.
+# settings with NCCL's log, from launch.profiled_pass, and from analysis.verification.verify_study.
 # {code: (verdict, meaning, what to do)}
 OTHER_CODES = {
     "setting_ignored": (
