@@ -8,11 +8,16 @@ from build import make_cell, make_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.transports import describe_transport, pair_class
 from analysis.validity.effective import hosts_seen
-from analysis.validity.nccl_settings import Evidence, SettingResult, check_setting
+from analysis.validity.nccl_settings import (
+    Evidence,
+    SettingResult,
+    announcement,
+    check_setting,
+    same_value,
+)
 from conf.nccl import ALGORITHMS, allowed, level_word
 
 DATA = Path(__file__).parent / "data"
