@@ -8,8 +8,7 @@ from build import make_cell, make_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.nccl.log import parse_nccl_log
-from analysis.nccl.transports import describe_transport, pair_class
+from analysis.nccl.log import describe_transport, pair_class, parse_nccl_log
 from analysis.validity.effective import hosts_seen
 from analysis.validity.nccl_settings import (
     Evidence,

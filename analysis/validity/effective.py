@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.input_files import UnreadableInput
-from analysis.nccl.log import NcclLog, parse_nccl_log
-from analysis.nccl.transports import describe_transport
+from analysis.nccl.log import NcclLog, describe_transport, parse_nccl_log
 from analysis.study.conditions import request_of
 from analysis.study.provenance import facts_of_hosts, interface_of
 from analysis.study.study import Study

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from analysis.nccl.log import NcclLog, version_numbers
-from analysis.nccl.transports import NET, pair_class
+from analysis.nccl.log import NET, NcclLog, pair_class, version_numbers
 from analysis.validity.check import list_some
 from conf.nccl import (
     ALGORITHMS,
