@@ -33,7 +33,7 @@ TO_BEGIN = "waits for the workers to begin"
 LOOPS = {
     ("trainers/kvstore/push_pull_worker.py", "_meet"): "waits for the workers and servers to begin",
     ("trainers/kvstore/push_pull_worker.py", "wait_for_replies"): "waits for the servers",
-    ("trainers/kvstore/references.py", "send_remote"): "waits for the servers",
+    ("trainers/kvstore/staging.py", "send_remote"): "waits for the servers",
     ("trainers/kvstore/remote.py", "__init__"): "waits for the servers to begin",
     ("trainers/kvstore/remote.py", "ask"): "waits for the servers",
     ("trainers/kvstore/server.py", "run"): "waits for gradients",
