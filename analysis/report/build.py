@@ -21,9 +21,8 @@ from pathlib import Path
 from analysis.findings.between_studies import differences
 from analysis.findings.examine import Findings, findings_of
 from analysis.input_files import gc_paused
-from analysis.report.answer_figure import answer_figure
 from analysis.report.figure import ON_PAGE, for_screen_and_phone, style
-from analysis.report.main_point import main_point
+from analysis.report.main_point import answer_figure, main_point
 from analysis.report.methods import methods
 from analysis.report.report_files import Report, write
 from analysis.report.section import Section, SectionFunction, next_command, words_of
