@@ -13,7 +13,7 @@ from simulate import DGX1, SUBSETS, WiredTruth, lines_by_quantity, wired_study
 from analysis.findings.examine import findings_of
 from analysis.findings.wire_lines import fit
 from analysis.report.figure import style
-from analysis.report.sections.links_section import wire_lines
+from analysis.report.sections.machine_section import wire_lines
 from analysis.study.study import open_study
 from analysis.topology.subset_classes import classes
 

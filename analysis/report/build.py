@@ -38,9 +38,8 @@ from analysis.report.sections.conditions_section import (
     validity,
 )
 from analysis.report.sections.link_map_section import where_each_wins
-from analysis.report.sections.links_section import links, wire_lines
 from analysis.report.sections.losses_section import traces, waterfall
-from analysis.report.sections.machine_section import machine
+from analysis.report.sections.machine_section import links, machine, wire_lines
 from analysis.report.sections.question_section import question
 from analysis.report.sections.resources_section import resources
 from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
