@@ -10,8 +10,7 @@ from build import EVIL, record, study
 
 from analysis.report.build import examine
 from analysis.report.latex import latex
-from analysis.report.methods import BIBTEX
-from analysis.report.report_files import Report, write
+from analysis.report.report_files import BIBTEX, Report, write
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate

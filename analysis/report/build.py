@@ -23,8 +23,7 @@ from analysis.findings.examine import Findings, findings_of
 from analysis.input_files import gc_paused
 from analysis.report.figure import ON_PAGE, for_screen_and_phone, style
 from analysis.report.main_point import answer_figure, main_point
-from analysis.report.methods import methods
-from analysis.report.report_files import Report, write
+from analysis.report.report_files import Report, methods, write
 from analysis.report.section import Section, SectionFunction, next_command, words_of
 from analysis.report.sections import benchmarks_section
 from analysis.report.sections.comparisons_section import comparisons, noise, settings, strategies

@@ -24,8 +24,8 @@ from analysis.report.main_point import (
     points_of,
     ranking_of,
 )
-from analysis.report.methods import batch_of
 from analysis.report.numbers import THIN, central, estimate, interval, number, texts
+from analysis.report.report_files import batch_of
 from analysis.report.section import RATE, Section, median_and_interval, next_command, words_of
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
