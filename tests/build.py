@@ -13,7 +13,7 @@ from pathlib import Path
 from hydra import compose
 from omegaconf import OmegaConf
 
-from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.study.conditions import IMAGES_PER_SECOND
 from benchmarks import record as records
 from benchmarks.agent.processes import merged
 from benchmarks.record import CellFolder, Failure, Record, Validity, metrics

@@ -22,8 +22,8 @@ from analysis.prediction.candidates import (
 )
 from analysis.prediction.forecast import forecast, held_out_cells, scores_of
 from analysis.prediction.query import Subset
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.noise_floor import Scatter, group_of
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study, open_study
 from analysis.topology.readers import read_topology
 from benchmarks.record import write

@@ -6,8 +6,7 @@ import pytest
 from build import make_cell, make_record
 
 from analysis.findings.baselines import Baselines
-from analysis.study.conditions import DEVICES, INCIDENTAL, OF_SERVERS
-from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.study.conditions import DEVICES, IMAGES_PER_SECOND, INCIDENTAL, OF_SERVERS
 from analysis.study.study import Study
 from benchmarks.record import Validity
 from conf.cell import Cell, Network, Optimizer

@@ -12,7 +12,7 @@ import pytest
 from build import changed_cell, make_record
 
 from analysis.findings.baselines import Baselines
-from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from analysis.validity import results
 from analysis.validity.checks import CHECKS, judge, judged

@@ -13,9 +13,9 @@ from simulate import STRATEGY, Simulator, Truth, changed
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings.comparisons import noises
 from analysis.report.build import examine
+from analysis.study.conditions import primary_rate
 from analysis.study.intervals import half_width, of_median
 from analysis.study.measured_numbers import significant
-from analysis.study.rates import primary_rate
 from analysis.study.study import Study
 
 EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}

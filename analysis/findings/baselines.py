@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.study.conditions import (
+    IMAGES_PER_SECOND,
     OF_SERVERS,
     Condition,
     irrelevant_to_baselines,
@@ -24,7 +25,6 @@ from analysis.study.intervals import of_median
 from analysis.study.names import unit
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs, between_runs, grouped, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT, Baselines
 from analysis.study import names as labels
-from analysis.study.conditions import Condition, irrelevant_to_baselines
+from analysis.study.conditions import IMAGES_PER_SECOND, Condition, irrelevant_to_baselines
 from analysis.study.intervals import Estimate, of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import COST as COST
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Key, Runs, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics

@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.findings.links import transport_of
 from analysis.study import names as labels
-from analysis.study.conditions import chosen_options, differing_names
+from analysis.study.conditions import IMAGES_PER_SECOND, Rate, chosen_options, differing_names
 from analysis.study.intervals import LEVEL, Estimate, half_width
 from analysis.study.measured_numbers import (
     FASTER,
@@ -30,7 +30,6 @@ from analysis.study.measured_numbers import (
     significant,
 )
 from analysis.study.noise_floor import FloorGroup
-from analysis.study.rates import IMAGES_PER_SECOND, Rate
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
 from analysis.text import count

@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from analysis.findings.links import transport_of
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.intervals import LEVEL, quantile
 from analysis.study.names import gpu_ids, gpu_list, unit
 from analysis.study.noise_floor import CLOCK, is_suspect
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs, between_runs, merged_by
 from analysis.study.study import Study
 from analysis.text import count

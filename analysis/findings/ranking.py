@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import Comparison, RateSteps, why_no_verdict
-from analysis.study.conditions import is_among
+from analysis.study.conditions import Rate, is_among
 from analysis.study.intervals import LEVEL, Estimate
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN, significant
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.rates import Rate
 from analysis.study.runs import Runs, grouped
 from analysis.study.study import Study
 

@@ -15,9 +15,9 @@ from analysis.findings.baselines import (
     Baselines,
 )
 from analysis.findings.communication import EXPOSED, HIDDEN, Exposures, disagreement
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.intervals import names_of
 from analysis.study.noise_floor import COST, OF_SEVERAL_RECORDS, Scatters
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
 

@@ -24,10 +24,9 @@ from analysis.prediction.link_model import (
 )
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.recorded_forecast import doubted
-from analysis.study.conditions import request_of
+from analysis.study.conditions import IMAGES_PER_SECOND, request_of
 from analysis.study.intervals import Estimate
 from analysis.study.provenance import mapping
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 from benchmarks.collectives.busbw import COLLECTIVES

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable, Mapping
 from analysis.findings.baselines import AGAINST, EFFICIENCY, stated
 from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import ABSENT, THIN, estimate, number, of_metric
+from analysis.study.conditions import IMAGES_PER_SECOND, primary_rate
 from analysis.study.intervals import WORDS, Estimate, ends_of, names_of, rests_on
 from analysis.study.names import of_unit
-from analysis.study.rates import IMAGES_PER_SECOND, primary_rate
 from benchmarks.record import Record, metrics
 
 RUNS = names_of(IMAGES_PER_SECOND)[2]  # absent where the interval is lent

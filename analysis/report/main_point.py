@@ -23,11 +23,11 @@ from analysis.report.charts import (
 from analysis.report.figure import Figure, colours, for_screen_and_phone
 from analysis.report.numbers import central, number, of_metric
 from analysis.report.section import Section, about_intervals, words_of
+from analysis.study.conditions import is_of_training
 from analysis.study.draws import scaled
 from analysis.study.intervals import Estimate
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN, UNTOUCHED, gpu_list, parts, short_names
-from analysis.study.rates import is_of_training
 from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
 from benchmarks.record.metrics import metric as entry_of

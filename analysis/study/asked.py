@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from analysis.study.conditions import primary_rate
 from analysis.study.names import BETWEEN, UNTOUCHED, unit, varying
 from analysis.study.noise_floor import SIGMA_AT_95, Scatter, Scatters, group_of_cell
 from analysis.study.race import (
@@ -34,7 +35,6 @@ from analysis.study.race import (
     Race,
     Standing,
 )
-from analysis.study.rates import primary_rate
 from analysis.text import count, join_words
 from benchmarks.collectives.request import sizes as message_sizes
 from benchmarks.record import Kind, Record, metrics, read_lines

@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.noise_floor import Floor
-from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks.record.metrics import metric as entry_of
 
 LEVEL = 0.95

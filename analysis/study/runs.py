@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from analysis.study.conditions import IMAGES_PER_SECOND, Rate, primary_rate
 from analysis.study.intervals import Estimate, interval, median
 from analysis.study.noise_floor import COST, Floor, FloorGroup, NoiseFloors, group_of, is_suspect
-from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
 from benchmarks.record import metrics as entries
 from conf.cell import Cell, Member

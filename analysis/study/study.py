@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.study.conditions import (
     Condition,
+    Rate,
     chosen_options,
     differing_names,
     is_among,
@@ -27,7 +28,6 @@ from analysis.study.provenance import (
     installation,
     provenance,
 )
-from analysis.study.rates import Rate
 from analysis.study.runs import Runs, grouped, merged
 from benchmarks.record import CellFolder, Record, RecordError, read_study
 

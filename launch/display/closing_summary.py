@@ -16,10 +16,10 @@ from analysis.findings.record_values import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
 from analysis.report.numbers import THIN, number
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.names import BETWEEN, of_unit, unit_of_cells
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import short_hardware
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.study.conditions import primary_rate
 from analysis.study.names import BETWEEN
 from analysis.study.noise_floor import Scatters, group_of_cell
-from analysis.study.rates import primary_rate
 from conf.cell import SECOND_RUN, Cell
 from conf.options import Refused
 from conf.schema import Config

@@ -25,8 +25,8 @@ from analysis.report.cell_numbers import first_metric
 from analysis.report.figure import COLOURS
 from analysis.report.table import Column, Table
 from analysis.study import names
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.provenance import gpu_models
-from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.text import count, markdown, single_line
 from analysis.validity.checks import verdict_words
 from benchmarks.record import Record

@@ -22,6 +22,7 @@ from analysis.report.main_point import DEFAULTS, points_of
 from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_costs, about_intervals, verdict_of
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
+from analysis.study.conditions import is_of_training
 from analysis.study.draws import scaled
 from analysis.study.intervals import half_width
 from analysis.study.measured_numbers import NO_DIFFERENCE
@@ -36,7 +37,6 @@ from analysis.study.names import (
 )
 from analysis.study.names import unit_of as unit_of_study
 from analysis.study.noise_floor import Floor, FloorGroup
-from analysis.study.rates import is_of_training
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
 from analysis.text import count, first_lines, join_words, single_line

@@ -4,8 +4,8 @@ import math
 
 from analysis.report.table import Column, Table
 from analysis.study.asked import Asked, RaceState, percent, seconds
+from analysis.study.conditions import primary_rate
 from analysis.study.race import LEADS, OPEN, Standing
-from analysis.study.rates import primary_rate
 
 
 def standings_table(asked: Asked, race: RaceState) -> Table:
