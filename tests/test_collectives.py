@@ -19,10 +19,15 @@ from rank_cases import OTHER_COLLECTIVES, SHORT
 from analysis.native.nccl_tests import parse_nccl_tests
 from benchmarks.collectives import derive as nccl_tests_table
 from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
-from benchmarks.collectives.calls import NCCL_TYPES, NcclCalls, loaded_library
+from benchmarks.collectives.calls import (
+    NCCL_TYPES,
+    NcclCalls,
+    known_input,
+    loaded_library,
+    wrong_elements,
+)
 from benchmarks.collectives.measure import CollectiveBenchmark, message_views
 from benchmarks.collectives.request import sizes
-from benchmarks.collectives.wrong_elements import known_input, wrong_elements
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import Room, refuse

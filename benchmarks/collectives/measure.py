@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.collectives.busbw import ELEMENT_BYTES
-from benchmarks.collectives.calls import Call, NcclCalls, TorchCalls
+from benchmarks.collectives.calls import Call, NcclCalls, TorchCalls, fill, wrong_elements
 from benchmarks.collectives.request import largest_bytes, placements, sizes
-from benchmarks.collectives.wrong_elements import fill, wrong_elements
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
