@@ -9,10 +9,9 @@ import pytest
 from build import EVIL, record, study
 
 from analysis.report.build import examine
-from analysis.report.latex import latex
 from analysis.report.report_files import BIBTEX, Report, write
 from analysis.report.section import Section
-from analysis.report.table import Column, Table
+from analysis.report.table import Column, Table, latex
 from analysis.study.intervals import Estimate
 
 DATA = Path(__file__).parent / "data"

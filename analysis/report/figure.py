@@ -15,8 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.report.latex import figure_float
-from analysis.report.table import Table
+from analysis.report.table import Table, figure_float
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
 HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent

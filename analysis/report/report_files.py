@@ -22,9 +22,8 @@ from typing import Any
 
 from analysis.findings.examine import Findings
 from analysis.report.figure import COLOURS, Figure
-from analysis.report.latex import latex
 from analysis.report.section import RATE, Section, words_of
-from analysis.report.table import TEXT_LENGTH, Table
+from analysis.report.table import TEXT_LENGTH, Table, latex
 from analysis.study.names import format_option, unit_of
 from analysis.study.provenance import hardware, mapping
 from analysis.study.runs import Runs, named
