@@ -187,7 +187,7 @@ def test_lines_of_older_records_give_residuals_of_steps_that_wait_for_nobody():
     middles = record.tables.get("ranks/own_ms", [54.3, 54.3])
     for row, middle in zip(table["rows"], middles, strict=True):
         assert row["quantiles_ms"][5] == pytest.approx(middle, rel=0.01) and 0 < row["sd_ms"] < 0.3
-    assert derive.tables(lines, record.cell).keys() == {"residuals"}
+    assert derive.calibration_tables(lines, record.cell).keys() == {"residuals"}
 
 
 def test_a_cell_that_asks_for_no_more_than_usual_keeps_its_key():

@@ -1,6 +1,8 @@
 """The point that a study is about, and what else the study knows of it: the facts of the summary.
 
-Its comparisons with other cells on the same devices, the NCCL settings, what it loses.
+Its comparisons with other cells on the same devices, the NCCL settings, what it loses. And
+the figure beside the answer: an efficiency for several numbers of GPUs, a line for an option that
+is a number, otherwise a row for each configuration.
 """
 
 from collections import defaultdict

@@ -5,6 +5,8 @@ of a record. The page lists the files that were written with it (`<meta name="ri
 A folder with such a page is replaced as a whole: the new files are written into a folder beside it,
 files that the page does not list are the user's and are taken along, and then the two folders are
 swapped. Whatever ends the writing leaves the earlier report as it was.
+
+`methods.tex` is the setup paragraph of a paper, from the records; what they do not say is left out.
 """
 
 import html

@@ -1,7 +1,10 @@
 """Conditions: which fields of a cell, and which facts of where it ran, comparable runs must share.
 
 Efficiencies, curves, waterfalls, comparisons and links group by `Study.condition`. Each names
-the options that are irrelevant to it; everything else separates.
+the options that are irrelevant to it; everything else separates. And the rate by which comparable
+cells are compared: their benchmark's primary one, of which higher is faster. The rate of a time is
+1 ÷ time, so that 5 % more always means 5 % more work in the same time. Benchmarks declare theirs in
+their YAML, as `compared` (conf.groups). METHOD.md, "Comparisons".
 """
 
 import dataclasses

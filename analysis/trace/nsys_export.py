@@ -4,6 +4,10 @@ One report holds every process of a node on one clock. A rank is a process on a 
 does not number the ranks: a mark or range named `rank N` of the process does. Without marks, the
 order is that of the CUDA devices, then that of the process ids (the order in which torchrun starts
 them).
+
+nsys makes a table only when it has rows, and adds columns from version to version. Source: NVIDIA's
+"SQLite Export Schema Reference", exports of 2025.3 (schema 3.20). Nothing loops over events in
+Python: a million kernels with their launches take about four seconds.
 """
 
 import re

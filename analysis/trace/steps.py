@@ -1,4 +1,14 @@
-"""Steps: which host ranges are steps, which GPU work belongs to each, and which one to draw."""
+"""Steps: which host ranges are steps, which GPU work belongs to each, and which one to draw.
+
+And the same collective on several ranks: who came last, how long the others waited.
+
+A collective's n-th call on one rank is the n-th on every other (NCCL demands the same order of all
+ranks), per communicator if the trace names it, else per name. Its time on a rank splits into
+- **wait**: from its own start until the last rank has started;
+- **transfer**: the shortest time of any rank, usually of the rank that came last and waited for
+  nobody;
+- the rest: the ranks do not leave at the same time.
+"""
 
 import re
 from collections import defaultdict

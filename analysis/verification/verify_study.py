@@ -1,4 +1,8 @@
-"""Check every record of a study against its raw files: their SHA-256, and every value they give."""
+"""Check every record of a study against its raw files: their SHA-256, and every value they give.
+
+A report compares less, quickly (QuickCheck): the hashes, and the rate with images and seconds added
+up again.
+"""
 
 import dataclasses
 import math
@@ -25,7 +29,8 @@ from benchmarks.record import (
     record_paths,
 )
 from benchmarks.record.folder import ABSENT as NO_FILE
-from benchmarks.record.folder import DAMAGED, RAW_SINCE_7, SAMPLES, TooLarge, changed, open_raw
+from benchmarks.record.folder import DAMAGED as DAMAGED_FILE
+from benchmarks.record.folder import RAW_SINCE_7, SAMPLES, TooLarge, changed, open_raw
 from benchmarks.record.metrics import since
 from benchmarks.record.safe_files import read_whole
 from conf.cell import Cell
@@ -389,7 +394,7 @@ class QuickCheck:
                             images += int(line["images"])
                             sums_ms.append(math.fsum(line["ms"]))
                 longest_ms = max(longest_ms, math.fsum(sums_ms))
-        except (*DAMAGED, TypeError, ValueError, KeyError):
+        except (*DAMAGED_FILE, TypeError, ValueError, KeyError):
             yield f"the lines of its {ranks} ranks cannot be read"
             return
         sums = {"throughput/images": float(images), "throughput/seconds": longest_ms / 1e3}

@@ -1,4 +1,9 @@
-"""Statistics of correlated iteration times: intervals inside one run, steadiness (METHOD.md)."""
+"""Statistics of correlated iteration times: intervals inside one run, steadiness (METHOD.md).
+
+And the α–β model of a communication: time = α + bytes ÷ β, in a few pieces, which need not join as
+libraries change protocol with size. Each is fitted by least squares of the relative error, with
+scipy's non-negative solver; cuts are where the sum of the errors is least.
+"""
 
 import itertools
 import math

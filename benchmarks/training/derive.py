@@ -21,7 +21,7 @@ STAGES = ("forward", "backward", "exchange", "update")
 Table = dict[str, Any]
 
 
-def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
+def calibration_tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
     """Return every table of a calibration that the lines give, and the residuals."""
     every = {
         "buckets": table_of(lines, Kind.BUCKETS),  # of rank 0: all ranks have the same
@@ -170,7 +170,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     for cost in (data_cost(lines, cell.period), strategy_cost(lines, cell.period)):
         metrics |= cost.metrics
         within_run |= cost.within_run
-    tables |= tables(lines, cell) | path_tables(lines)
+    tables |= calibration_tables(lines, cell) | path_tables(lines)
     return Derived(metrics, windows.series, tables=tables, checks=checks, within_run=within_run)
 
 

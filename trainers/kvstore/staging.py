@@ -1,7 +1,8 @@
 """Strategies whose workers push gradients to servers and pull weights.
 
 CPU staging, which is MXNet's kvstore=local: gradients go to pinned host memory, the CPUs sum them,
-weights come back. And MXNet's parameter servers, in processes of their own.
+weights come back. And MXNet's parameter servers, in processes of their own. Last, what the machine
+allows a worker with servers: its copies, its sums and the memory alone.
 """
 
 import functools
@@ -154,9 +155,9 @@ class PushPull(Bucketed):
         return sent + ring_bytes(sent, len(hosts)) / len(hosts[0])
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the references of workers and servers (trainers.kvstore.staging)."""
+        """Return the references of workers and servers."""
         assert self.worker is not None
-        probes = probes(self.worker)
+        probes = worker_probes(self.worker)
         if self._groups:
             host_bytes = ring_bytes(self.layout.push_bytes, len(self.hosts.ranks))
             probes += reference_probes.between_hosts(self.hosts, HOST, host_bytes)
@@ -381,8 +382,11 @@ ADD_BYTES = 12
 CHECK_SECONDS = 0.5  # between two looks whether a connection has failed
 
 
-def probes(worker: Worker) -> list[ReferenceProbe]:
-    """Return the references of an exchange, then its stages."""
+def worker_probes(worker: Worker) -> list[ReferenceProbe]:
+    """Return the references of an exchange, then its stages.
+
+    Each moves or sums as many bytes as one exchange, and waits for no flag of another worker.
+    """
     references = []
     places = worker.config.places
     if places.several:

@@ -1,4 +1,4 @@
-"""The machine: its hosts, a drawing of its links, and heat maps of pairs."""
+"""The machine: its hosts, a drawing of its links, heat maps of pairs, what a link is worth."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
