@@ -10,8 +10,7 @@ from build import make_record
 
 from analysis.__main__ import main
 from analysis.commands.advise_cells import is_as_fast, rank
-from analysis.findings.comparisons import comparisons
-from analysis.findings.ranking import TIED, rank_configurations
+from analysis.findings.comparisons import TIED, comparisons, rank_configurations
 from analysis.prediction.calibration_data import calibrate
 from analysis.prediction.candidates import (
     ForecastRequest,

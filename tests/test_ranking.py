@@ -6,8 +6,7 @@ import pytest
 from coverage_equal_cells import DATA, studies
 from simulate import STRATEGY, Simulator, Truth
 
-from analysis.findings.comparisons import comparisons
-from analysis.findings.ranking import FASTEST, TIED, rank_configurations
+from analysis.findings.comparisons import FASTEST, TIED, comparisons, rank_configurations
 from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
 from analysis.study.names import label
 from analysis.study.study import Study, open_study

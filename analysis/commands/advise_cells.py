@@ -29,8 +29,13 @@ from analysis.commands.predict_cells import (
     typed_choices,
 )
 from analysis.console import print_text
-from analysis.findings.comparisons import comparisons
-from analysis.findings.ranking import FASTEST, TIED, RankedConfiguration, rank_configurations
+from analysis.findings.comparisons import (
+    FASTEST,
+    TIED,
+    RankedConfiguration,
+    comparisons,
+    rank_configurations,
+)
 from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,

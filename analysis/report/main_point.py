@@ -10,9 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
-from analysis.findings.comparisons import PREFIX, Comparison, SettingEffect
+from analysis.findings.comparisons import (
+    PREFIX,
+    Comparison,
+    Ranking,
+    SettingEffect,
+    rank_configurations,
+)
 from analysis.findings.examine import Findings
-from analysis.findings.ranking import Ranking, rank_configurations
 from analysis.findings.scaling import Curve, Point
 from analysis.findings.waterfall import Waterfall, WaterfallPart
 from analysis.report.charts import (

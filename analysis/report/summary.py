@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.communication import COST
+from analysis.findings.comparisons import TIED, Ranking
 from analysis.findings.examine import Findings
 from analysis.findings.links import host_wires
-from analysis.findings.ranking import TIED, Ranking
 from analysis.findings.scaling import Point
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (

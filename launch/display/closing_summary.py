@@ -172,8 +172,12 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
 
 def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
     """Return {column: text} of each configuration: its medians, and how it stands."""
-    from analysis.findings.comparisons import comparisons  # they need numpy
-    from analysis.findings.ranking import FASTEST, TIED, rank_configurations
+    from analysis.findings.comparisons import (
+        FASTEST,
+        TIED,
+        comparisons,  # they need numpy
+        rank_configurations,
+    )
     from analysis.study.measured_numbers import SLOWER
 
     singles, medians = dict(study.singles), []
