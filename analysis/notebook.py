@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY, Efficiency
-from analysis.findings.communication import EXPOSED, HIDDEN
+from analysis.findings.communication import EXPOSED, HIDDEN, SeveralRecords
 from analysis.findings.examine import Findings, findings_of
-from analysis.findings.record_values import SeveralRecords
 from analysis.input_files import gc_paused
 from analysis.report.build import checked_study, report_of
 from analysis.report.report_files import Report

@@ -6,8 +6,7 @@ import errno
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from analysis.findings.communication import disagreement
-from analysis.findings.record_values import with_values
+from analysis.findings.communication import disagreement, with_values
 from analysis.validity.checks import judged
 from analysis.validity.fast_paths import NEED_TUNING
 from benchmarks import record as records

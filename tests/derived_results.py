@@ -5,7 +5,7 @@ import dataclasses
 import json
 import time
 
-from analysis.findings.record_values import with_values
+from analysis.findings.communication import with_values
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.derived import function_of

@@ -9,7 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
-from analysis.findings.record_values import with_values
+from analysis.findings.communication import with_values
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Lines, read, read_lines

@@ -10,9 +10,8 @@ from rich.console import Console
 from simulate import Simulator, Truth
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, Efficiency, stated
-from analysis.findings.communication import EXPOSED, HIDDEN
+from analysis.findings.communication import EXPOSED, HIDDEN, again, rests_on, values_of, with_values
 from analysis.findings.examine import findings_of
-from analysis.findings.record_values import again, rests_on, values_of, with_values
 from analysis.report.build import examine
 from analysis.report.cell_numbers import cell_numbers
 from analysis.report.numbers import number

@@ -17,10 +17,13 @@ from analysis.findings.communication import (
     EXPOSED,
     HIDDEN,
     Exposures,
+    again,
     communication,
     not_claimed,
+    rests_on,
+    values_of,
+    with_values,
 )
-from analysis.findings.record_values import again, rests_on, values_of, with_values
 from analysis.findings.waterfall import COMMUNICATION, waterfalls
 from analysis.study.study import Study
 from benchmarks.record import read_study

@@ -11,9 +11,9 @@ from build import changed_cell
 from simulate import STRATEGIES_STUDY, STRATEGY, Simulator, Truth, changed, template
 
 from analysis.findings.baselines import control_cells
+from analysis.findings.communication import values_of
 from analysis.findings.comparisons import comparisons as comparisons_of
 from analysis.findings.examine import Findings, findings_of
-from analysis.findings.record_values import values_of
 from analysis.findings.scaling import curves
 from analysis.findings.waterfall import (
     CLOCKS,

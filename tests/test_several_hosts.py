@@ -8,9 +8,9 @@ import pytest
 from build import facts_of, on_hosts, record, study
 
 from analysis.findings.between_studies import cell_id
+from analysis.findings.communication import SeveralRecords, rests_on, with_values
 from analysis.findings.examine import findings_of
 from analysis.findings.links import host_wires
-from analysis.findings.record_values import SeveralRecords, rests_on, with_values
 from analysis.report.build import examine
 from analysis.study.names import gpu_ids, gpu_list
 from analysis.study.study import open_study

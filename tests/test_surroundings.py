@@ -15,8 +15,8 @@ import pytest
 from simulate import Simulator, Truth
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
+from analysis.findings.communication import with_values
 from analysis.findings.examine import findings_of
-from analysis.findings.record_values import with_values
 from analysis.report.sections.conditions_section import environment as environment_section
 from analysis.report.sections.scaling_section import scaling
 from analysis.study.noise_floor import CLOCK

@@ -34,7 +34,7 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     """Return {column: number} of a finished cell; what is not known is absent.
 
     A number has its unit if the column's heading has not. `of_several` are the values that need
-    other records, and the known intervals (analysis.findings.record_values, `shown`).
+    other records, and the known intervals (analysis.findings.communication, `shown`).
     """
     values = dict(record.metrics)
     efficiency = stated(record)

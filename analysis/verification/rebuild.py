@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from analysis.cost import TABLE
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
-from analysis.findings.record_values import COST_ALONE
+from analysis.findings.communication import COST_ALONE
 from analysis.input_files import UnreadableInput
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.text import single_line

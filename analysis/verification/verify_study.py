@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.record_values import again, rests_on
+from analysis.findings.communication import again, rests_on
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.validity.checks import changed_limits
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from analysis.cost import MEASURING
-from analysis.findings.record_values import SeveralRecords
+from analysis.findings.communication import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
 from analysis.report.numbers import THIN, number

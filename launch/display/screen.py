@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.console import SafeConsole
-from analysis.findings.record_values import SeveralRecords
+from analysis.findings.communication import SeveralRecords
 from analysis.report import cell_numbers
 from analysis.report.cell_numbers import COLUMNS
 from analysis.report.numbers import THIN as NO_BREAK

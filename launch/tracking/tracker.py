@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from analysis.findings.baselines import EFFICIENCY, Efficiency
-from analysis.findings.record_values import values_of
+from analysis.findings.communication import values_of
 from analysis.study import asked
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, of_other_studies
 from analysis.text import single_line

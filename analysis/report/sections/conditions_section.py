@@ -10,9 +10,15 @@ from typing import Any
 from analysis import cost as parts
 from analysis.cost import CellCost, from_record
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
+from analysis.findings.communication import (
+    COST,
+    DISAGREEMENT,
+    EXPOSED,
+    HIDDEN,
+    TRACE_EXPOSED,
+    SeveralRecords,
+)
 from analysis.findings.examine import Findings
-from analysis.findings.record_values import SeveralRecords
 from analysis.report.numbers import number
 from analysis.report.section import (
     RATE,
