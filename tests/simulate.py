@@ -16,7 +16,7 @@ from analysis.prediction.distributions import constant, mean
 from analysis.prediction.recorded_forecast import with_forecast
 from analysis.prediction.step_model import replay
 from analysis.study.study import Study
-from analysis.topology.bandwidth import set_bandwidth
+from analysis.topology.placement import set_bandwidth
 from analysis.topology.readers import parse_topology_text
 from analysis.topology.subset_classes import classes
 from analysis.validity.checks import judge

@@ -12,16 +12,16 @@ from scipy.optimize import linprog
 from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.native.p2p import parse_bandwidths
-from analysis.topology.bandwidth import (
+from analysis.topology.model import Gpu, Topology
+from analysis.topology.placement import (
     MachineWires,
     Wires,
     bound_gb_per_s,
+    choose_gpus,
     has_ring,
     packed_gb_per_s,
     set_bandwidth,
 )
-from analysis.topology.model import Gpu, Topology
-from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import parse_topology_text
 
 DATA = Path(__file__).parent / "data"

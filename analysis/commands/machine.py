@@ -17,7 +17,6 @@ from analysis.native.p2p import parse_bandwidths
 from analysis.report.numbers import NumberFormat
 from analysis.report.table import Column, Table
 from analysis.text import count
-from analysis.topology.bandwidth import EXACT_GPUS, MachineWires
 from analysis.topology.model import (
     Device,
     count_classes,
@@ -26,7 +25,7 @@ from analysis.topology.model import (
     nvlink_count,
 )
 from analysis.topology.nvml import NoDriver
-from analysis.topology.placement import choose_gpus
+from analysis.topology.placement import EXACT_GPUS, MachineWires, choose_gpus
 from analysis.topology.readers import read_topology
 from analysis.topology.subset_classes import classes
 

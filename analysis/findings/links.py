@@ -23,7 +23,6 @@ from analysis.study.intervals import Estimate
 from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of, listed, mapping
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
-from analysis.topology.bandwidth import set_bandwidth
 from analysis.topology.model import (
     Gpu,
     Topology,
@@ -32,7 +31,7 @@ from analysis.topology.model import (
     is_known,
     nvlink_gb_per_s,
 )
-from analysis.topology.placement import MOST_GPUS, Ring, best_ring
+from analysis.topology.placement import MOST_GPUS, Ring, best_ring, set_bandwidth
 from benchmarks.record import Record
 from conf.cell import Member, compress_hosts
 

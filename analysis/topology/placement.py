@@ -1,6 +1,6 @@
 """Choose K GPUs and the order of their ranks.
 
-Sets are ranked by their bandwidth (analysis.topology.bandwidth). The order comes after that: the
+Sets are ranked by their bandwidth (analysis.topology.placement). The order comes after that: the
 ring with the best slowest link, then the one with the largest sum. The worst set stands in its best
 order; the worst order is that of the best set. Links count by their class, or by a measured
 peer-to-peer matrix.
@@ -10,14 +10,243 @@ bound of their bandwidth, and the first sets of that ranking again by their band
 GPUs stay in the order of their ids: NCCL searches its own rings anyway.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
-from typing import Any
+from itertools import combinations, pairwise, permutations
+from typing import TYPE_CHECKING, Any
 
-from analysis.topology.bandwidth import EXACT_GPUS, MachineWires, SetBandwidth, rings, set_bandwidth
-from analysis.topology.model import Topology, count_classes, describe_counts, quality
+from analysis.topology.model import (
+    NVLINK_GB_PER_S,
+    Topology,
+    count_classes,
+    describe_counts,
+    nvlink_count,
+    quality,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+EXACT_GPUS = 8  # 2,520 rings
+DECIMALS = 3  # of GB/s: bandwidths that agree so far are equal
+MOST_NVLINKS = 18  # of any GPU before Blackwell: equal pairs that need more meet in a switch
+
+
+@dataclass(frozen=True)
+class SetBandwidth:
+    """What packed rings carry, in GB/s per direction."""
+
+    gb_per_s: float
+    over_nvlink: bool  # over NVLinks alone
+    nominal: bool  # from link counts and data sheets, not measured
+    exact: bool  # else an upper bound
+
+    @property
+    def shown_gb_per_s(self) -> float | None:
+        """The GB/s where they are known: a path over PCIe has no nominal speed."""
+        return self.gb_per_s if self.over_nvlink or not self.nominal else None
+
+    def describe(self) -> str:
+        """Return `100 GB/s nominal`, `at most 372.1 GB/s measured`, or `over PCIe`."""
+        if self.shown_gb_per_s is None:
+            return "over PCIe"
+        text = f"{self.gb_per_s:.1f} GB/s measured"
+        if self.nominal:
+            text = f"{self.gb_per_s:g} GB/s nominal"
+        return text if self.exact else f"at most {text}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `{"rings_gb_per_s": 100.0, "rings_are": "nominal"}`; empty if not known."""
+        if self.shown_gb_per_s is None:
+            return {}
+        name = "rings_gb_per_s" if self.exact else "rings_at_most_gb_per_s"
+        return {name: self.gb_per_s, "rings_are": "nominal" if self.nominal else "measured"}
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The wires between GPUs, by position."""
+
+    gb_per_s: "Array"  # (gpus, gpus) per direction, symmetric; 0: no wire
+    through_port: "Array"  # (gpus, gpus), whether the pair shares its GPUs' ports
+    port_gb_per_s: "Array"  # (gpus,) per direction
+
+    @staticmethod
+    def of(speeds: "Array", through_port: "Array") -> "Wires":
+        """Return wires whose ports carry what the fastest pair through them does."""
+        return Wires(speeds, through_port, (speeds * through_port).max(axis=1, initial=0.0))
+
+    def among(self, members: Sequence[int]) -> "Wires":
+        """Return the wires between some of the GPUs."""
+        chosen = list(members)
+        speeds, shared = self.gb_per_s[chosen][:, chosen], self.through_port[chosen][:, chosen]
+        return Wires(speeds, shared, self.port_gb_per_s[chosen])
+
+
+@dataclass(frozen=True)
+class MachineWires:
+    """All wires of a machine by the position of its GPUs, and its NVLinks alone, None without."""
+
+    nvlinks: Wires | None
+    every: Wires
+    nominal: bool
+
+    @staticmethod
+    def of(
+        topology: Topology | None, matrix: Sequence[Sequence[float]] | None = None
+    ) -> "MachineWires":
+        """Return wires with the measured GB/s of a matrix in the topology's order, else nominal.
+
+        The slower direction of a pair counts. A matrix alone does not say which pairs share a port:
+        each GPU then sends no more than to its fastest peer.
+        """
+        import numpy as np
+
+        if matrix is not None:
+            speeds = np.minimum(matrix, np.transpose(matrix)).astype(float)
+            np.fill_diagonal(speeds, 0.0)
+        if topology is None:
+            return MachineWires(None, Wires.of(speeds, np.ones(speeds.shape, bool)), nominal=False)
+        count = len(topology.gpus)
+        nominal, is_nvlink = np.zeros((count, count)), np.zeros((count, count), bool)
+        counts = set()  # of NVLinks between two GPUs
+        for (i, a), (j, b) in combinations(enumerate(topology.devices), 2):
+            word = topology.link_between(a.index, b.index)
+            links = nvlink_count(word)
+            speed = quality(word)  # PCIe classes are in their order only
+            if links is not None:
+                per_link = [gpu.nvlink_gb_per_s for gpu in (a, b) if gpu.nvlink_gb_per_s]
+                speed = links * min(per_link, default=NVLINK_GB_PER_S)
+            counts.add(links or 0)
+            nominal[i, j] = nominal[j, i] = speed
+            is_nvlink[i, j] = is_nvlink[j, i] = links is not None
+        if matrix is None:
+            speeds = nominal
+        meet_in_switch = topology.nvswitch
+        if meet_in_switch is None:
+            meet_in_switch = len(counts) == 1 and max(counts) * (count - 1) > MOST_NVLINKS
+        switch = np.full((count, count), meet_in_switch)
+        every, nvlinks = Wires.of(speeds, switch | ~is_nvlink), None
+        if is_nvlink.any():
+            nvlinks = Wires.of(speeds * is_nvlink, switch)
+        return MachineWires(nvlinks, every, nominal=matrix is None)
+
+    def bandwidth(self, members: Sequence[int], quick: bool = False) -> SetBandwidth:
+        """Return the bandwidth of the GPUs at these positions, if `quick` by the bound alone."""
+        wires, over_nvlink = self.every.among(members), False
+        if self.nvlinks is not None:
+            nvlinks = self.nvlinks.among(members)
+            if has_ring(nvlinks):
+                wires, over_nvlink = nvlinks, True
+        exact = len(members) == 2 or (len(members) <= EXACT_GPUS and not quick)
+        if exact:
+            speed = packed_gb_per_s(wires)
+        else:
+            speed = bound_gb_per_s(wires)
+        return SetBandwidth(speed, over_nvlink, self.nominal, exact)
+
+
+def set_bandwidth(
+    topology: Topology | None, gpus: Sequence[int], matrix: Sequence[Sequence[float]] | None = None
+) -> SetBandwidth:
+    """Return the bandwidth of a set of GPU ids; without a topology they are 0, 1, …"""
+    members = list(gpus)
+    if topology:
+        members = [topology.gpus.index(gpu) for gpu in gpus]
+    return MachineWires.of(topology, matrix).bandwidth(members)
+
+
+@functools.cache
+def rings(size: int) -> tuple[tuple[int, ...], ...]:
+    """Return every ring through positions 0 to size - 1 once, from 0, in lexicographic order."""
+    if size < 3:
+        return (tuple(range(size)),)
+    return tuple((0, *rest) for rest in permutations(range(1, size)) if rest[0] < rest[-1])
+
+
+@functools.cache
+def _steps(size: int) -> tuple["Array", "Array"]:
+    """Return the two ends of each step of every ring, (rings, size) each."""
+    import numpy as np
+
+    starts = np.array(rings(size))
+    return starts, np.roll(starts, -1, axis=1)
+
+
+def has_ring(wires: Wires) -> bool:
+    """Tell whether a ring through all GPUs exists; of more than EXACT_GPUS, whether one may."""
+    import numpy as np
+
+    joined = wires.gb_per_s > 0
+    size = len(joined)
+    if size < 2:
+        return False
+    fewest = joined.sum(axis=1).min()
+    if 2 * fewest >= size or size == 2:  # Dirac, Proceedings of the LMS 2, 1952
+        return bool(fewest)
+    if fewest < 2 or not np.linalg.matrix_power(joined + np.eye(size), size).all():
+        return False
+    return size > EXACT_GPUS or bool(joined[_steps(size)].all(axis=1).any())
+
+
+def bound_gb_per_s(wires: Wires) -> float:
+    """Return an upper bound of the packing, 0 where no ring exists.
+
+    It is what the GPU that can send least can send: a ring leaves a GPU over two different wires,
+    so a wire counts for no more than the GPU's others together. Where wires of their own join only
+    groups of GPUs, it is also what the ports of a group can send.
+    """
+    import numpy as np
+
+    if not has_ring(wires):
+        return 0.0
+    speeds = wires.gb_per_s
+    sums, shared = speeds.sum(axis=1), (speeds * wires.through_port).sum(axis=1)
+    bound = (sums - np.maximum(0.0, shared - wires.port_gb_per_s)).min()
+    if len(speeds) > 2:
+        bound = min(bound, 2 * (sums - speeds.max(axis=1)).min())
+    own = (speeds > 0) & ~wires.through_port
+    groups = np.linalg.matrix_power(own + np.eye(len(speeds)), len(speeds)) > 0
+    for group in groups:
+        if not group.all():
+            bound = min(bound, wires.port_gb_per_s[group].sum())
+    return round(float(bound), DECIMALS)
+
+
+def packed_gb_per_s(wires: Wires) -> float:
+    """Return the GB/s of all rings together through every GPU of `wires`; 0 where no ring exists.
+
+    Exact up to EXACT_GPUS GPUs, an upper bound for more. Of the linear programme a column is a ring
+    that runs one way round. The rates over a wire sum to at most its GB/s, and so do the rates
+    through a port, counted once for each of a ring's two wires that pass it (half of them go out,
+    half come in).
+    """
+    import numpy as np
+
+    size, bound = len(wires.gb_per_s), bound_gb_per_s(wires)
+    a, b = np.triu_indices(size, 1)
+    kinds = {*zip(wires.gb_per_s[a, b], wires.through_port[a, b], strict=True)}
+    equal = len(kinds) == 1 and len({*wires.port_gb_per_s}) == 1
+    if not bound or size == 2 or size > EXACT_GPUS or equal:
+        return bound
+    from scipy.optimize import linprog
+
+    starts, ends = _steps(size)
+    usable = (wires.gb_per_s[starts, ends] > 0).all(axis=1)
+    rates = np.zeros((size * size + size, usable.sum()))
+    column = np.arange(usable.sum())
+    for start, end in zip(starts[usable].T, ends[usable].T, strict=True):
+        rates[size * np.minimum(start, end) + np.maximum(start, end), column] += 1
+        rates[size * size + start, column] += wires.through_port[start, end]
+        rates[size * size + end, column] += wires.through_port[start, end]
+    limits = np.concatenate((wires.gb_per_s.ravel(), wires.port_gb_per_s))
+    programme = linprog(np.full(usable.sum(), -1.0), A_ub=rates, b_ub=limits)
+    return round(min(-2 * float(programme.fun), bound), DECIMALS)
+
 
 MOST_GPUS = 16  # 12,870 sets of 8
 SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
