@@ -7,7 +7,7 @@ kernel of jacobi; all others are functions that forked_ranks names.
 
 import itertools
 
-from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
+from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES
 
 # test_kvstore
 STEPS = 5

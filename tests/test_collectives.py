@@ -18,7 +18,6 @@ from rank_cases import OTHER_COLLECTIVES, SHORT
 
 from analysis.native.nccl_tests import parse_nccl_tests
 from benchmarks.collectives import derive as nccl_tests_table
-from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.collectives.calls import (
     NCCL_TYPES,
     NcclCalls,
@@ -27,7 +26,7 @@ from benchmarks.collectives.calls import (
     wrong_elements,
 )
 from benchmarks.collectives.measure import CollectiveBenchmark, message_views
-from benchmarks.collectives.request import sizes
+from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES, sizes
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import Room, refuse

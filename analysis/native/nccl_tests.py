@@ -17,7 +17,7 @@ from typing import Any
 
 from analysis.input_files import UnreadableInput, read_input
 from analysis.text import count
-from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
+from benchmarks.collectives.request import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
 
 Row = dict[str, Any]
 

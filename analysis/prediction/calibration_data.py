@@ -29,7 +29,7 @@ from analysis.study.intervals import Estimate
 from analysis.study.provenance import mapping
 from analysis.study.runs import Runs
 from analysis.study.study import Study
-from benchmarks.collectives.busbw import COLLECTIVES
+from benchmarks.collectives.request import COLLECTIVES
 from benchmarks.record import Record, finite
 from benchmarks.record.metrics import interval
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from analysis.prediction.distributions import Draws, constant, scaled_normal
-from benchmarks.collectives.busbw import COLLECTIVES
+from benchmarks.collectives.request import COLLECTIVES
 from benchmarks.timing.statistics import FEWEST_SIZES, fit
 
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
-from benchmarks.collectives.request import largest_bytes, sizes
+from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES, largest_bytes, sizes
 from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.collectives.busbw import ELEMENT_BYTES
 from benchmarks.collectives.calls import Call, NcclCalls, TorchCalls, fill, wrong_elements
-from benchmarks.collectives.request import largest_bytes, placements, sizes
+from benchmarks.collectives.request import ELEMENT_BYTES, largest_bytes, placements, sizes
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by

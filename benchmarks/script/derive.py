@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from benchmarks.collectives.busbw import COLLECTIVES
+from benchmarks.collectives.request import COLLECTIVES
 from benchmarks.derived import Derived, IncompleteLines, Line, RankLines, of_kind, slowest
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
