@@ -21,7 +21,7 @@ from launch.engines.engine import CellEngine, Job
 from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables
 from launch.nsys import Nsys
 from launch.plan.order import PlannedCell
-from launch.study.live_forecasts import NONE, Forecasts
+from launch.study.background import NONE, Forecasts
 from launch.study.run_environment import RunEnvironment
 from launch.study.study_folder import StudyFolder, Sweep, assemble, prepare
 from launch.supervision import supervise

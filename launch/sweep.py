@@ -56,11 +56,11 @@ from launch.plan.refusals import refuse_nested, refuse_requests
 from launch.run_cell import CellRunner
 from launch.study.background import (
     BackgroundQueue,
+    Forecasts,
     StudyReport,
     look_for_garbage,
     update_noise_floor,
 )
-from launch.study.live_forecasts import Forecasts
 from launch.study.run_environment import HostsEnvironment, RunEnvironment
 from launch.study.study_folder import StudyFolder, Sweep, find_finished
 from launch.study.tuned_files import write_tuned

@@ -24,7 +24,7 @@ from benchmarks import record as records
 from benchmarks.record import Record, Validity
 from conf.cell import Cell
 from conf.schema import ValidityLimits
-from launch.study.live_forecasts import Forecasts
+from launch.study.background import Forecasts
 
 STRATEGIES_STUDY = Path(__file__).parent / "data" / "h200_x4" / "strategies"
 STRATEGY = "nccl_allreduce"

@@ -37,7 +37,7 @@ from analysis.validity.checks import CHECKS, judge
 from benchmarks.record import FINDINGS, Validity, read_lines, read_study
 from benchmarks.record.folder import CellFolder
 from conf.schema import ValidityLimits
-from launch.study.live_forecasts import Forecasts
+from launch.study.background import Forecasts
 from launch.tracking.mlflow_run import project
 
 ROOT = Path(__file__).parent.parent

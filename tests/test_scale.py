@@ -22,8 +22,8 @@ from conf.command_line import read
 from launch import compose, sweep
 from launch.display.screen import Screen
 from launch.machine.devices import torch_version
-from launch.study import background, live_forecasts
-from launch.study.live_forecasts import Forecasts
+from launch.study import background
+from launch.study.background import Forecasts
 
 COUNTS = 6, 12, 24  # cells of two GPUs, of two runs each
 METRICS = {"step/ms_median": 9.0, "strategy/cost_ms": 1.0, "comm/exchange_ms": 2.0}
@@ -196,7 +196,7 @@ def test_a_large_study_is_not_made_again_for_each_cell(tmp_path, monkeypatch):
     measured = read_study(tmp_path / "done")[0]
     monkeypatch.setattr(background, "SLOW_S", -1.0)
     monkeypatch.setattr(background, "REST", 1e9)
-    monkeypatch.setattr(live_forecasts, "LARGE", 0)
+    monkeypatch.setattr(background, "LARGE", 0)
     of, made = Study.of, []
     monkeypatch.setattr(Study, "of", lambda *given, **named: made.append(1) or of(*given, **named))
     printed = io.StringIO()

@@ -1,6 +1,6 @@
 """The forecast that a record holds of itself (predict=auto), beside what was measured then.
 
-`Record.predicted` is written before the ranks start (launch.study.live_forecasts). The launcher
+`Record.predicted` is written before the ranks start (launch.study.background). The launcher
 imports this module, so it needs neither numpy nor scipy.
 """
 
