@@ -24,11 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Modules of benchmarks that processes without torch use.
 WITHOUT_RANKS = (
     *("benchmarks.record", "benchmarks.agent", "benchmarks.request", "benchmarks.derived"),
-    *(
-        "benchmarks.*.request",
-        "benchmarks.*.derive",
-    ),
-    *("benchmarks.timing.statistics", "benchmarks.timing.statistics"),
+    *("benchmarks.*.request", "benchmarks.*.derive", "benchmarks.timing.statistics"),
 )
 # The design's arrows: a package, and what of ours it may import.
 ARROWS = {

@@ -1,7 +1,7 @@
 """`python -m analysis advise STUDY --gpus 0+1,0+3`: which of several configurations is best.
 
-What was measured is ranked as in reports (findings/ranking.py), others by their forecasts; each has
-the interval that reports and `predict` show of it. Where there is none, no order is claimed.
+What was measured is ranked as in reports (comparisons.py), others by their forecasts; each has the
+interval that reports and `predict` show of it. Where there is none, no order is claimed.
 """
 
 import argparse
@@ -95,7 +95,7 @@ class RankedCell:
     low: float | None = None
     high: float | None = None
     runs: int = 0  # that were measured; 0: it is a forecast
-    standing: str = ""  # of a measured one in its ranking (findings/ranking.py)
+    standing: str = ""  # of a measured one in its ranking (findings/comparisons.py)
     bounded: bool = False  # the upper end of its interval is the most that is believed
     why: str = ""  # it has no interval, or one that says no order
 

@@ -7,6 +7,8 @@ What a strategy costs on one GPU is the mean over the members that were measured
 `strategy/cost_ms` of their one-GPU cells (A B B A there), else the step alone with the strategy
 minus that with strategy=none. Neither counts for a strategy that moves gradients on one GPU too.
 METHOD.md, "Exposed communication". The launching process imports this module: no numpy.
+
+Last, the values of a record that need other records too, as terminal, MLflow and report show them.
 """
 
 import dataclasses
@@ -30,8 +32,8 @@ from analysis.study import names as labels
 from analysis.study.conditions import IMAGES_PER_SECOND, Condition, irrelevant_to_baselines
 from analysis.study.intervals import Estimate, names_of, of_median, quantile
 from analysis.study.names import gpu_list, several
-from analysis.study.noise_floor import COST, OF_SEVERAL_RECORDS, Scatters
 from analysis.study.noise_floor import COST as COST
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS, Scatters
 from analysis.study.runs import Key, Runs, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics

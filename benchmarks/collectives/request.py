@@ -1,4 +1,7 @@
-"""The messages of `benchmark=collectives`: sizes, placements, and what it refuses. No torch."""
+"""The messages of `benchmark=collectives`: sizes, placements, and what it refuses. No torch.
+
+Collectives are counted as nccl-tests does: doc/PERFORMANCE.md and its `*GetBw` functions.
+"""
 
 import math
 import re

@@ -4,6 +4,11 @@ Jobs come where no rank measures yet: the store of MLflow's is opened while the 
 and the run of a cell is written while the ranks of the next one start. The thread has the priority
 of any other: a low one would take the same seconds of a busy core from the ranks, later, in windows
 that count.
+
+With predict=auto each cell is forecast before its ranks start: numpy and scipy are imported while
+the agent imports torch, and measured cells are held out while the ranks of the next one start. So
+the interval of a forecast comes from all cells but the one that has just ended; of a LARGE study a
+forecast may rest on the records of some cells before.
 """
 
 import contextlib
