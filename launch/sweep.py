@@ -134,9 +134,7 @@ def run(
 
 
 def prepared(
-    requests: Sequence[Request],
-    surrounding: Mapping[str, str],
-    joined: Mapping[str, socket.socket],
+    requests: Sequence[Request], surrounding: Mapping[str, str], joined: Mapping[str, socket.socket]
 ) -> tuple[Plan, CellEngine, RunEnvironment]:
     """Return the plan of a sweep, the engine that runs it, and what is around its cells. A dry run
     starts nothing. `joined` are connections to the other nodes of this job.

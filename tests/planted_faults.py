@@ -429,9 +429,7 @@ INVALID = {
         "every timed window written twice": twice(heartbeats=True),
         "windows written twice without their heartbeats": twice(),
     },
-    "iterations_miscounted": {
-        "a timed window of both ranks is missing": lose_window,
-    },
+    "iterations_miscounted": {"a timed window of both ranks is missing": lose_window},
     "missing_rank": {"a rank died before it was done": die},
     "": {"a window written twice on one rank": twice(ranks=(0,))},  # the cell fails
     "setting_ignored transport_unexpected": {
@@ -558,10 +556,7 @@ SUSPECT = {
         "the exchange is 2 times too fast": exchange(0.5),
     },
     "pauses": {"a pause of 0.25 s in every 25th step": windows(paused)},
-    "slow_rank": {
-        "rank 1 slower by 5 %": slow_rank(0.05),
-        "rank 1 slower by 50 %": slow_rank(0.5),
-    },
+    "slow_rank": {"rank 1 slower by 5 %": slow_rank(0.05), "rank 1 slower by 50 %": slow_rank(0.5)},
     "not_stationary": {
         "drift of 2 %": drift(0.02),
         **{f"step +{share:.0%} from the middle of the window": stepped(share) for share in STEPS},
@@ -570,9 +565,7 @@ SUSPECT = {
         f"warm-up excess {more:.0%}, tau {tau} s": warm_up(more, tau) for more, tau in WARM_UPS
     },
 }
-FINDINGS = {
-    "reference_exceeded": {"the reference is 1.5 times too slow": slow_reference},
-}
+FINDINGS = {"reference_exceeded": {"the reference is 1.5 times too slow": slow_reference}}
 EDITS = {
     "images/s +10 %, images ÷ seconds unchanged": scale([RATE], 1.1),
     "samples of ranks/0.jsonl halved": halve,

@@ -20,11 +20,7 @@ ON_ANY = {  # kind: what must come of it; the stranger first, since it outlives 
     "illegal access": {"cause": "exception"},
     "out of GPU memory": {"cause": "oom"},
 }
-BETWEEN_RANKS = {
-    "wrong collective": HANG,
-    "message that nobody sends": HANG,
-    SHIFTED: {},
-}
+BETWEEN_RANKS = {"wrong collective": HANG, "message that nobody sends": HANG, SHIFTED: {}}
 # What the cell of each kind that ends nothing must be told as.
 TOLD = {STRANGER: {"foreign_load"}, SHIFTED: {"replicas_differ", "exchange_wrong"}}
 HEALTHY = 50  # its bucket_cap_mb

@@ -27,11 +27,7 @@ def alone(records):
 def test_one_planted_slow_gpu_is_named_and_none_in_a_clean_study(tmp_path):
     clean = alone(open_study(WITH_LINES).records)
     counted = "4 GPUs alone (a loss of 3 % or more counts)"  # with the strategy, and without
-    assert health(Study.of(clean), LIMIT) == (
-        [],
-        f"No slow device: {counted}, {counted}.",
-        True,
-    )
+    assert health(Study.of(clean), LIMIT) == ([], f"No slow device: {counted}, {counted}.", True)
     slower_study(WITH_LINES, tmp_path / "slow", 1.05, lambda each: each.cell.gpus == (2,))
     slow, *_ = health(Study.of(alone(read_study(tmp_path / "slow")[0])), LIMIT)
     assert len(slow) == 2 and all(line.startswith("SLOW: gpus 2, 4.") for line in slow)

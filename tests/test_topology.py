@@ -14,11 +14,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.topology.drawing import lay_out, saved, topology_figure
-from analysis.topology.model import (
-    distinct_classes,
-    is_known,
-    nvlink_gb_per_s,
-)
+from analysis.topology.model import distinct_classes, is_known, nvlink_gb_per_s
 from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
 from analysis.topology.readers import parse_topology, parse_topology_text, parse_topology_xml
 

@@ -21,10 +21,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_requests_that_contradict_themselves(tmp_path, capsys):
-    for arguments in (
-        ["--step", "1"],
-        ["--svg", str(tmp_path / "x.svg"), "--step", "1"],
-    ):
+    for arguments in (["--step", "1"], ["--svg", str(tmp_path / "x.svg"), "--step", "1"]):
         assert main(["trace", str(NVL), *arguments]) == 2
     assert "no range named step" in capsys.readouterr().err
 

@@ -369,11 +369,7 @@ PLANTED = {
     ],
     "loss_not_finite": [put("checks", losses=losses) for losses in ([2.0, NAN], [-INF, 2.0])],
     "clocks_disagree": [put("checks", clock_disagreement=share) for share in (0.011, NAN)],
-    "images_miscounted": [
-        miscounted,
-        one_more_iteration,
-        put("checks.counted.timed", images=1),
-    ],
+    "images_miscounted": [miscounted, one_more_iteration, put("checks.counted.timed", images=1)],
     "efficiency_above_one": [metrics(scaling__efficiency=1.03)],
     "slower_together": [metrics(scaling__efficiency=0.97)],
     "foreign_load": [

@@ -61,8 +61,7 @@ class Training:
         # Fused optimizers unscale on the device, without a synchronisation. Only strategies that
         # leave the update to every rank's optimizer can do it (their YAML's `accepts`).
         self._scaled_optimizer: Any = SimpleNamespace(
-            step=lambda: self.scaler.step(self.optimizer),
-            param_groups=self.optimizer.param_groups,
+            step=lambda: self.scaler.step(self.optimizer), param_groups=self.optimizer.param_groups
         )
         self.batches: Iterator[Batch]
         if cell.data:

@@ -36,11 +36,7 @@ from analysis.findings.comparisons import (
     comparisons,
     rank_configurations,
 )
-from analysis.prediction.calibration_data import (
-    CalibrationData,
-    MeasuredCell,
-    calibrate,
-)
+from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
 from analysis.prediction.candidates import (
     Candidate,
     ForecastRequest,

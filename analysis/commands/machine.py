@@ -17,13 +17,7 @@ from analysis.native.p2p import parse_bandwidths
 from analysis.report.numbers import NumberFormat
 from analysis.report.table import Column, Table
 from analysis.text import count
-from analysis.topology.model import (
-    Device,
-    count_classes,
-    describe_counts,
-    is_known,
-    nvlink_count,
-)
+from analysis.topology.model import Device, count_classes, describe_counts, is_known, nvlink_count
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import EXACT_GPUS, MachineWires, choose_gpus
 from analysis.topology.readers import read_topology

@@ -266,11 +266,7 @@ def control_cells(cell: Cell) -> list[Cell]:
         cell, global_batch_size=None, labels=(), profiler="none", profiler_options={}
     )
     plain = dataclasses.replace(untraced, nccl={})
-    changes: dict[str, Any] = {
-        "strategy": {"name": WITHOUT},
-        "server_gpus": (),
-        "server_hosts": (),
-    }
+    changes: dict[str, Any] = {"strategy": {"name": WITHOUT}, "server_gpus": (), "server_hosts": ()}
     if cell.declared:
         declared = groups.choice("strategy", WITHOUT).declared()
         changes["declared"] = {**cell.declared, "strategy": declared}

@@ -302,14 +302,7 @@ def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
         return query.workload.model, cell.ranks > 1
     if way == SMALL:
         return query.workload, query.batch_size < LARGE
-    return (
-        query.workload,
-        query.batch_size,
-        query.options,
-        query.wire,
-        query.gpus,
-        query.hosts,
-    )
+    return (query.workload, query.batch_size, query.options, query.wire, query.gpus, query.hosts)
 
 
 def _can_be_held_out(

@@ -17,13 +17,7 @@ HALF_WEIGHTS = ("precision", "bf16_weights")  # gradients have 2 bytes without a
 # Of a bucket, where its option says `auto` or nothing.
 _DEFAULT_CAP_MIB, _STAGED_CAP_MIB = 25.0, 4.0
 _MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
-_NOT_OF_THE_WORK = (
-    "batch_size",
-    "global_batch_size",
-    "server_gpus",
-    "server_hosts",
-    "model.name",
-)
+_NOT_OF_THE_WORK = ("batch_size", "global_batch_size", "server_gpus", "server_hosts", "model.name")
 Options: TypeAlias = tuple[tuple[str, str], ...]  # of a strategy, with its name
 _KINDS: dict[Hashable, int] = {}
 _OF_OTHERS = ("strategy.", "nccl.", "benchmark.", "declared")

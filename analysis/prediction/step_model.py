@@ -19,12 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.prediction.calibration_data import (
-    CalibrationData,
-    MeasuredCell,
-    matching_cells,
-    once,
-)
+from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, matching_cells, once
 from analysis.prediction.distributions import (
     Draws,
     average,

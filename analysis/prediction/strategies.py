@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from analysis.prediction.distributions import Draws, constant, scaled_normal
-from analysis.prediction.link_model import (
-    DIRECT,
-    OF_HOST_MEMORY,
-    WAYS,
-    ExchangeWire,
-    LinkModel,
-)
+from analysis.prediction.link_model import DIRECT, OF_HOST_MEMORY, WAYS, ExchangeWire, LinkModel
 from analysis.prediction.query import CellQuery
 
 GATHERING = ("fsdp", "zero2", "hsdp")

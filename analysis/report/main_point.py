@@ -20,13 +20,7 @@ from analysis.findings.comparisons import (
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.findings.waterfall import Waterfall, WaterfallPart
-from analysis.report.charts import (
-    MOST_ROWS,
-    Axis,
-    DotRow,
-    rows_figure,
-    truncation_note,
-)
+from analysis.report.charts import MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import Figure, colours, for_screen_and_phone
 from analysis.report.numbers import central, number, of_metric
 from analysis.report.section import Section, about_intervals, words_of

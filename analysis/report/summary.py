@@ -31,13 +31,7 @@ from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
 from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
-from analysis.study.names import (
-    gpu_ids,
-    gpu_list,
-    run_name,
-    spoken,
-    unit_of,
-)
+from analysis.study.names import gpu_ids, gpu_list, run_name, spoken, unit_of
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named

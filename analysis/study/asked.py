@@ -202,10 +202,7 @@ def replay(asked: Asked, records: Iterable[Record]) -> RaceState:
 
 
 def _stage(
-    asked: Asked,
-    runs: Runs,
-    size_bytes: int | None = None,
-    confirmed: Sequence[int] = (),
+    asked: Asked, runs: Runs, size_bytes: int | None = None, confirmed: Sequence[int] = ()
 ) -> RaceState:
     candidates = list(map(Arm, asked.names, asked.sizes, asked.earlier))
     race = Race(asked.question, candidates, confirmed)

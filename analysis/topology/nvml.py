@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.input_files import UnreadableInput
-from analysis.topology.model import (
-    UNKNOWN,
-    Device,
-    Gpu,
-    Pair,
-    Topology,
-    nvlink_gb_per_s,
-)
+from analysis.topology.model import UNKNOWN, Device, Gpu, Pair, Topology, nvlink_gb_per_s
 
 SWITCH = "switch"
 ANCESTOR = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # 0: on one board

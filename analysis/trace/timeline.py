@@ -12,16 +12,7 @@ from html import escape
 
 import numpy as np
 
-from analysis.trace.events import (
-    NOTHING,
-    RankTrace,
-    Spans,
-    Trace,
-    intersect,
-    spans,
-    total,
-    union,
-)
+from analysis.trace.events import NOTHING, RankTrace, Spans, Trace, intersect, spans, total, union
 from analysis.trace.steps import choose_window, match, waits_of
 from benchmarks.record.safe_text import visible
 

@@ -347,10 +347,7 @@ def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 
 @check(
-    "invalid",
-    "the ranks do not have batches of their own: {}",
-    needs="batches_differ",
-    twice=True,
+    "invalid", "the ranks do not have batches of their own: {}", needs="batches_differ", twice=True
 )
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     """ranks or steps have the same batch

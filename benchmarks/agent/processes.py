@@ -12,14 +12,7 @@ from typing import Any
 
 import psutil
 
-from conf.host import (
-    LAUNCHER,
-    SHARED_MEMORY_FOLDER,
-    STARTER,
-    TOKEN,
-    UMASK,
-    shared_memory_prefix,
-)
+from conf.host import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, UMASK, shared_memory_prefix
 
 ENDED = ("gone", psutil.STATUS_ZOMBIE)  # of the states: what does so runs no more
 KILL_SECONDS = 10.0  # for killed processes to be gone

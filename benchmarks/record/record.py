@@ -36,13 +36,7 @@ REHEARSAL = "rehearsal"  # a verdict, and what the environment says of the machi
 VERDICTS = ("valid", "suspect", "invalid", REHEARSAL)
 # Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a
 # finding too.)
-FINDINGS = (
-    "profiled",
-    "reference_exceeded",
-    "input_bound",
-    "setting_no_effect",
-    "slower_together",
-)
+FINDINGS = ("profiled", "reference_exceeded", "input_bound", "setting_no_effect", "slower_together")
 # Fields whose numbers may be written as text, because JSON has no word for them.
 NUMERIC = ("model", "metrics", "within_run", "series", "checks", "tables", "predicted")
 

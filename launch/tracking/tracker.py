@@ -31,15 +31,7 @@ from conf.secrets import without_credentials
 from launch.study.background import REPORT, BackgroundQueue
 from launch.study.study_folder import ProcessIdentity, StudyFolder, Sweep, sweep_of
 from launch.tracking import mlflow_run, store
-from launch.tracking.mlflow_run import (
-    NOTE,
-    RECORD,
-    SWEEP,
-    TAG_LENGTH,
-    Row,
-    Values,
-    milliseconds,
-)
+from launch.tracking.mlflow_run import NOTE, RECORD, SWEEP, TAG_LENGTH, Row, Values, milliseconds
 from launch.tracking.store import TrackingUnavailable
 
 if TYPE_CHECKING:

@@ -20,14 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    ProcessGroupGloo,
-    ProcessGroupNCCL,
-    Store,
-    TCPStore,
-    Work,
-)
+from torch.distributed import PrefixStore, Store, TCPStore, Work  # type: ignore[attr-defined]
 
 from trainers.kvstore.buckets import BucketLayout
 from trainers.kvstore.shared_memory import (
@@ -111,7 +104,7 @@ class Wire:
         self.name = f"the connection of worker {worker} and server {server}"
         os.environ.setdefault(IFNAME, LOOPBACK)  # gloo alone would choose by the host's name
         own_store = PrefixStore(f"{worker}-{server}", store)
-        self._group: Any = ProcessGroupGloo(own_store, me, 2, TIMEOUT)
+        self._group: Any = torch.distributed.ProcessGroupGloo(own_store, me, 2, TIMEOUT)
         self._peer = 1 - me
         # gloo does not wake who waits for a message of which a part has come when the peer ends.
         # This it often wakes; the supervisor, which sees the end of every process, ends the cell in
@@ -149,7 +142,7 @@ class GpuWire:
         Raises RuntimeError: NCCL cannot connect the two.
         """
         self._me, self._peer = me, 1 - me
-        nccl: Any = ProcessGroupNCCL
+        nccl: Any = torch.distributed.ProcessGroupNCCL
         self._groups = {}  # by who sends
         for sender in (WORKER, SERVER):
             own_store = PrefixStore(f"{worker}-{server}-from-{sender}", store)

@@ -103,11 +103,7 @@ def _meet_remote_workers(
 
 
 def _on_gpu(
-    number: int,
-    host: int,
-    device: torch.device,
-    shared: SharedMapping,
-    beat: Callable[[int], None],
+    number: int, host: int, device: torch.device, shared: SharedMapping, beat: Callable[[int], None]
 ) -> GpuArithmetic:
     """Export this server's GPU memory, and open that of this host's workers for replies."""
     config, control = shared.config, shared.control

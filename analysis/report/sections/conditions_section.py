@@ -20,14 +20,7 @@ from analysis.findings.communication import (
 )
 from analysis.findings.examine import Findings
 from analysis.report.numbers import number
-from analysis.report.section import (
-    RATE,
-    Section,
-    about_costs,
-    about_intervals,
-    bounded,
-    verdict_of,
-)
+from analysis.report.section import RATE, Section, about_costs, about_intervals, bounded, verdict_of
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK

@@ -9,11 +9,7 @@ from typing import Any, NamedTuple
 
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
-from analysis.prediction.recorded_forecast import (
-    about_forecasts,
-    at_most_alone,
-    recorded_forecast,
-)
+from analysis.prediction.recorded_forecast import about_forecasts, at_most_alone, recorded_forecast
 from analysis.report.charts import (
     MARKERS,
     Axis,
@@ -383,12 +379,7 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
             Column("step_ms", "step ms", lambda row: row["forecast"].measured_ms, "ms"),
             Column("forecast_ms", "forecast ms", kind="ms", bounded=True),
             Column("error", "vs. forecast", lambda row: row["forecast"].error, CHANGE),
-            Column(
-                "null_error",
-                "vs. no change",
-                lambda row: row["forecast"].null_error,
-                CHANGE,
-            ),
+            Column("null_error", "vs. no change", lambda row: row["forecast"].null_error, CHANGE),
             Column("inside", "in interval", lambda row: INSIDE[row["forecast"].inside]),
         ),
         rows,

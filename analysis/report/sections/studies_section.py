@@ -5,13 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.between_studies import CellDifference, Differences
-from analysis.report.charts import (
-    MOST_ROWS,
-    Axis,
-    DotRow,
-    rows_figure,
-    truncation_note,
-)
+from analysis.report.charts import MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import GREY, Figure
 from analysis.report.numbers import ABSENT, estimate, number, of_metric
 from analysis.report.section import Section
