@@ -295,8 +295,7 @@ def studies(root: Path) -> list[Path]:
 def changed(root: Path) -> tuple[int, list[Difference]]:
     """Return how many files a bundle names, and those that are changed, missing or added.
 
-    Raises:
-        UnreadableInput: the list of files is damaged.
+    Raises UnreadableInput: the list of files is damaged.
     """
     recorded = {}
     try:

@@ -81,8 +81,7 @@ def most_unpacked(packed_bytes: int) -> int:
 def pieces(stream: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[bytes]:
     """Yield the bytes of a stream in pieces.
 
-    Raises:
-        UnreadableInput: there are more than `largest`.
+    Raises UnreadableInput: there are more than `largest`.
     """
     size = 0
     for part in iter(lambda: stream.read(PIECE), b""):

@@ -26,8 +26,7 @@ class Room:
 def refuse(cell: Cell, room: Room) -> None:
     """Refuse a cell that its benchmark cannot measure.
 
-    Raises:
-        Refused: names the field, the value and what is accepted.
+    Raises Refused: names the field, the value and what is accepted.
     """
     choice = groups.choice("benchmark", cell.benchmark["name"])
     code = choice.code
@@ -44,8 +43,7 @@ def refuse_too_little_shared(
 ) -> None:
     """Refuse what needs more shared memory than is free on its host; `who` begins the sentence.
 
-    Raises:
-        Refused: says how much is needed and what is free; `instead` needs less.
+    Raises Refused: says how much is needed and what is free; `instead` needs less.
     """
     if free_bytes is not None and needed_bytes > free_bytes:
         raise Refused(
@@ -60,8 +58,7 @@ def refuse_too_large(cell: Cell, needed_bytes: int, field: str, room: Room) -> N
 
     `needed_bytes` is what one rank needs. CPU workers share the free memory of their host equally.
 
-    Raises:
-        Refused: names the field, what each rank needs and what there is.
+    Raises Refused: names the field, what each rank needs and what there is.
     """
     available, ranks, limit = room.gpu_bytes, 1, "the smallest GPU has"
     if cell.device == "cpu":

@@ -323,9 +323,8 @@ class Cell:
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
         """Return the cell that `to_dict` wrote.
 
-        Raises:
-            ValueError: a field is missing or holds something else, or the places of the processes
-                cannot be told.
+        Raises ValueError: a field is missing or holds something else, or the places of the
+        processes cannot be told.
         """
         cell = msgspec.convert(plain, Cell)
         # msgspec leaves defaults on the class, where vars() does not see them.

@@ -127,8 +127,7 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
     Reads NCCL's grammar, `[function:][^]word,word[;function:…]`, words in any case (per function
     from 2.24). Later parts overwrite earlier ones. A part without a function is for all.
 
-    Raises:
-        ValueError: NCCL does not know a word; it would ignore it silently.
+    Raises ValueError: NCCL does not know a word; it would ignore it silently.
     """
     by_lower = {name.lower(): name for name in names}
     functions = [name.lower() for name in FUNCTIONS]

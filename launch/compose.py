@@ -94,8 +94,7 @@ def cpu_preset(
     With `full=true` only what needs GPUs is replaced. An option that was typed, or whose group was
     chosen, stays as typed.
 
-    Raises:
-        Refused: `device=cuda`, and this machine has no usable GPU.
+    Raises Refused: `device=cuda`, and this machine has no usable GPU.
     """
     is_for_another_machine = bool(config.nodes) or (config.topology is not None and config.dry_run)
     if not config.on_cpu or is_for_another_machine:

@@ -29,8 +29,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {"list": ("Groups", "Named"), "examples":
 def answer(line: CommandLine) -> None:
     """Print the version, the whole help, or the help of each topic.
 
-    Raises:
-        Refused: there is no such group, choice or option.
+    Raises Refused: there is no such group, choice or option.
     """
     forgive(sys.stdout)
     if line.version:

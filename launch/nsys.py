@@ -51,9 +51,8 @@ class Nsys:
         """Export the report at a path without its suffix, and return the SQLite file next to it;
         the report stays.
 
-        Raises:
-            UnreadableInput: there is no report, or it cannot be imported or exported; says what was
-                kept.
+        Raises UnreadableInput: there is no report, or it cannot be imported or exported; says what
+        was kept.
         """
         whole, partial = (report.with_name(report.name + suffix) for suffix in (REPORT, PARTIAL))
         if not whole.exists() and partial.exists():
@@ -94,8 +93,7 @@ class Nsys:
 def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:
     """Return the nsys to use; `typed` is profiler.nsys_path.
 
-    Raises:
-        Refused: there is none, it does not print its version, or it is too old.
+    Raises Refused: there is none, it does not print its version, or it is too old.
     """
     name, field = "nsys", "profiler=nsys"
     if typed:

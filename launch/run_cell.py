@@ -53,8 +53,7 @@ class CellRunner:
 
         `study_records` are the study's records so far.
 
-        Raises:
-            OSError: the study's folder cannot be written any more.
+        Raises OSError: the study's folder cannot be written any more.
         """
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex

@@ -83,8 +83,7 @@ def run(
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false)
     or its question is open, health too, 130 interrupted or out of the job's time.
 
-    Raises:
-        Refused: the request is wrong; nothing was started.
+    Raises Refused: the request is wrong; nothing was started.
     """
     first = requests[0].config
     job = None
@@ -139,8 +138,7 @@ def prepared(
     """Return the plan of a sweep, the engine that runs it, and what is around its cells. A dry run
     starts nothing. `joined` are connections to the other nodes of this job.
 
-    Raises:
-        Refused: the request is wrong, or a host cannot do its part. No process of ours is left.
+    Raises Refused: the request is wrong, or a host cannot do its part. No process of ours is left.
     """
     first = requests[0].config
     limits = first.engine
@@ -234,8 +232,7 @@ class SweepRun:
         """Measure every cell that is not done, then write the report and close the sweep; return
         the exit status.
 
-        Raises:
-            OSError: the study's folder cannot be written; nothing was started.
+        Raises OSError: the study's folder cannot be written; nothing was started.
         """
         with self.stopping.at_once():
             self._begin()

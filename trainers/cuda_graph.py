@@ -40,8 +40,8 @@ class CudaCapture:
 
         Returns what enqueues it all again, and the tensor that `run` gave.
 
-        Raises:
-            RuntimeError: `run` waits for the device, or does something else that no graph can hold.
+        Raises RuntimeError: `run` waits for the device, or does something else that no graph can
+        hold.
         """
         torch.cuda.reset_peak_memory_stats(self._device)  # replays allocate nothing: a capture does
         graph = torch.cuda.CUDAGraph()
@@ -82,9 +82,8 @@ class GraphedStep:
     def __call__(self, batch: Batch, exchanges: bool) -> Tensor:
         """Replay a step on a batch. Return its loss, which the next replay overwrites.
 
-        Raises:
-            RuntimeError: the step cannot be captured, or the batch has another shape than the
-                first.
+        Raises RuntimeError: the step cannot be captured, or the batch has another shape than the
+        first.
         """
         if exchanges not in self._captured:
             self._captured[exchanges] = self._capture_step(batch)

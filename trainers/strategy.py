@@ -149,8 +149,7 @@ class Strategy(ABC):
         `optimizer` holds the parameters and the settings; a strategy that updates weights elsewhere
         reads them there.
 
-        Raises:
-            RuntimeError: the process group fails, or the ranks' models differ.
+        Raises RuntimeError: the process group fails, or the ranks' models differ.
         """
 
     def refuse(self, model: nn.Module) -> None:
@@ -191,8 +190,7 @@ class Strategy(ABC):
 
         None where nothing is exchanged. Needs no `prepare`.
 
-        Raises:
-            OSError: there is not enough shared memory.
+        Raises OSError: there is not enough shared memory.
         """
         return None
 
@@ -218,8 +216,7 @@ class Strategy(ABC):
     def exchange(self) -> None:
         """Exchange gradients, or end what backward began. Called between backward and update.
 
-        Raises:
-            RuntimeError: the gradients are not those that the strategy was set up for.
+        Raises RuntimeError: the gradients are not those that the strategy was set up for.
         """
         return
 
@@ -275,8 +272,7 @@ def local(tensor: Tensor) -> Tensor:
 def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
     """Call `target`, the dotted name in a strategy's YAML, with its options.
 
-    Raises:
-        Whatever the import and the call raise; TypeError where no Strategy is returned.
+    Raises Whatever the import and the call raise; TypeError where no Strategy is returned.
     """
     arguments = {name: value for name, value in options.items() if name != "name"}
     strategy = locate(target)(**arguments)

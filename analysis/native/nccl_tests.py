@@ -227,8 +227,7 @@ def read_nccl_tests(file: str | Path) -> list[NcclTestsRun]:
 def parse_nccl_tests(text: str) -> list[NcclTestsRun]:
     """Return every run of one text, in order, with notes on contradictions.
 
-    Raises:
-        UnreadableInput: the text holds no row; the message says what is accepted and where.
+    Raises UnreadableInput: the text holds no row; the message says what is accepted and where.
     """
     runs: list[NcclTestsRun] = []
     headless: list[int] = []  # lines of rows under no header

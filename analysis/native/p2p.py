@@ -112,8 +112,7 @@ def read_p2p(file: str | Path) -> list[Matrices]:
 def parse_matrices(text: str) -> list[Matrices]:
     """Return every run of the program in one text, in order.
 
-    Raises:
-        UnreadableInput: no matrix has an entry.
+    Raises UnreadableInput: no matrix has an entry.
     """
     reader = _MatrixReader()
     *lines, last = text.split("\n")
@@ -295,8 +294,7 @@ def parse_bandwidths(text: str) -> list[list[float]]:
 
     Accepts the object of `p2p --json`, a record that holds its table, and a bare matrix.
 
-    Raises:
-        UnreadableInput: anything else, or a pair without a positive number.
+    Raises UnreadableInput: anything else, or a pair without a positive number.
     """
     try:
         matrix = json.loads(text)

@@ -160,8 +160,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     `hosts` are those of the texts, where they are known: machines in containers may all have one
     name and one process id.
 
-    Raises:
-        UnreadableInput: no text has a line of NCCL.
+    Raises UnreadableInput: no text has a line of NCCL.
     """
     lines = _LogLines()
     for text_number, text in enumerate(texts):

@@ -263,8 +263,7 @@ def read_message(body: str, process: LogProcess) -> Events:
 
     None stands for a known kind of message in an unknown form.
 
-    Raises:
-        ValueError: a number of thousands of digits, which Python refuses to read.
+    Raises ValueError: a number of thousands of digits, which Python refuses to read.
     """
     body = body.rstrip()
     for is_kind, read in _KINDS:

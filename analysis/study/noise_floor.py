@@ -300,8 +300,7 @@ def floors_of(path: Path) -> dict[str, Scatters]:
 
     A damaged row counts for nothing.
 
-    Raises:
-        OSError, ValueError: it cannot be read, or is none that this version knows.
+    Raises OSError, ValueError: it cannot be read, or is none that this version knows.
     """
     if not path.exists():
         return {}

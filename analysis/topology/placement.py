@@ -342,8 +342,7 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
     `matrix` holds measured GB/s from each GPU (row) to each peer, in the topology's order, else of
     GPUs 0, 1, …; the slower direction of a pair counts.
 
-    Raises:
-        ValueError: more GPUs than there are or than can be searched, or neither source given.
+    Raises ValueError: more GPUs than there are or than can be searched, or neither source given.
     """
     if topology is None and matrix is None:
         raise ValueError("no machine to place on; expected a topology and a measured matrix")

@@ -85,9 +85,8 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
     the table. Both rows of a pair must agree. Affinities appear once, so only their form is
     checked. An unknown link word is kept.
 
-    Raises:
-        UnreadableInput: names the line of a missing, short or repeated row, an asymmetric pair, or
-            a second table.
+    Raises UnreadableInput: names the line of a missing, short or repeated row, an asymmetric pair,
+    or a second table.
     """
     table = _TopologyTable(text)
     links = table.symmetric_links()
@@ -280,8 +279,8 @@ class NvlinkElement(NamedTuple):
 def parse_topology_xml(text: str) -> Topology:
     """Return the topology of one dump.
 
-    Raises:
-        UnreadableInput: broken XML, entities, missing or contradictory values; it names the line.
+    Raises UnreadableInput: broken XML, entities, missing or contradictory values; it names the
+    line.
     """
     if len(text) > LARGEST_TOPOLOGY_BYTES:
         raise UnreadableInput(

@@ -52,8 +52,7 @@ class SubsetClass:
 def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     """Return every class of subsets of `size` GPUs, or of two and more; by size, best links first.
 
-    Raises:
-        ValueError: the machine has no subset of that size, or more than can be sorted.
+    Raises ValueError: the machine has no subset of that size, or more than can be sorted.
     """
     gpus = len(topology.gpus)
     if size is not None and not 1 <= size <= gpus:

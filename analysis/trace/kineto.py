@@ -56,8 +56,8 @@ JsonEvent = dict[str, Any]
 def read_kineto(file: str, text: str, names: Names) -> Trace:
     """Return the rank of one file.
 
-    Raises:
-        UnreadableInput: the text is cut, is not a trace, or has neither GPU kernels nor operators.
+    Raises UnreadableInput: the text is cut, is not a trace, or has neither GPU kernels nor
+    operators.
     """
     with gc_paused():
         try:

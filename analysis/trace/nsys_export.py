@@ -94,8 +94,8 @@ class Export:
         -1 stands for no value and for a missing column. A missing table has no rows. Rows that end
         before they start are left out: nsys writes them for events that were cut.
 
-        Raises:
-            UnreadableInput: there are no times, or none that a clock has, or a column holds text.
+        Raises UnreadableInput: there are no times, or none that a clock has, or a column holds
+        text.
         """
         names = ["start", "end", *columns]
         dtype = np.dtype([(name, np.int64) for name in names])
@@ -132,8 +132,7 @@ class Export:
 def open_export(path: Path) -> Iterator[Export]:
     """Open an export for reading.
 
-    Raises:
-        UnreadableInput: a foreign or damaged file, also while it is read.
+    Raises UnreadableInput: a foreign or damaged file, also while it is read.
     """
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
@@ -199,9 +198,8 @@ def read_nsys(path: Path, report: Path, names: Names) -> Trace:
 
     NVTX ranges without any CUDA activity (ranks on CPUs) give step times only.
 
-    Raises:
-        UnreadableInput: a foreign or damaged file, or CUDA calls but no kernels: they do not say
-            how long anything took, and that is not 0 ms.
+    Raises UnreadableInput: a foreign or damaged file, or CUDA calls but no kernels: they do not say
+    how long anything took, and that is not 0 ms.
     """
     with open_export(path) as export:
         reader = _NsysReader(export, names)
@@ -244,8 +242,7 @@ class _NsysReader:
     def host_ranks(self) -> list[RankTrace]:
         """Return the processes of which only NVTX ranges were traced.
 
-        Raises:
-            UnreadableInput: there are CUDA calls, or no ranges either.
+        Raises UnreadableInput: there are CUDA calls, or no ranges either.
         """
         calls, graphs = self.export.count(RUNTIME), self.export.count(GRAPHS)
         if graphs:

@@ -105,8 +105,7 @@ def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
 def plain_export(path: Path, scratch: Path) -> Path:
     """Return an SQLite file itself, or a decompressed copy of a gzipped one in `scratch`.
 
-    Raises:
-        UnreadableInput: another file, or a cut gzip file.
+    Raises UnreadableInput: another file, or a cut gzip file.
     """
     try:
         with _opened(path) as source:

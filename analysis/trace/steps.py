@@ -72,8 +72,7 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
     It is step number `step`, or the one of median time. On a host rank, or without GPU work, the
     step's range counts.
 
-    Raises:
-        ValueError: the trace has no step, or not this one.
+    Raises ValueError: the trace has no step, or not this one.
     """
     steps_of = []
     for rank in trace.ranks:

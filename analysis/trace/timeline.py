@@ -50,8 +50,7 @@ Boxes = dict[str, Spans]  # by kind
 def draw_timeline(trace: Trace, step: int | None = None) -> str:
     """Return the text of the SVG of one step, by default that of median time.
 
-    Raises:
-        ValueError: the trace has no step, or not this one.
+    Raises ValueError: the trace has no step, or not this one.
     """
     start, end, title = choose_window(trace, step)
     drawing = _Drawing(start, end)

@@ -164,9 +164,8 @@ def write_proc_environ(name: str, value: str) -> None:
 
     The kernel shows there what the program began with. os.environ is not touched.
 
-    Raises:
-        ValueError: this process did not begin with such a variable, or its value had another
-            length.
+    Raises ValueError: this process did not begin with such a variable, or its value had another
+    length.
     """
     data = value.encode()
     environ = Path("/proc/self/environ").read_bytes()

@@ -122,8 +122,7 @@ class NcclCalls:
     def __init__(self, ranks: Ranks, op: str, root: int, stream: torch.cuda.Stream) -> None:
         """Have torch make its communicator. Collective.
 
-        Raises:
-            RuntimeError: torch's NCCL is not in a library of its own.
+        Raises RuntimeError: torch's NCCL is not in a library of its own.
         """
         try:
             self._library = loaded_library()

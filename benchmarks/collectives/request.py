@@ -89,8 +89,7 @@ CALL_SECONDS = {"cpu": 2e-4, "cuda": 2e-5}
 def size_bytes(field: str, value: Any) -> int:
     """Return a size as nccl-tests reads it: whole bytes, or with K, M, G, KiB, … (of 1024).
 
-    Raises:
-        Refused: names the field, the value and what is accepted.
+    Raises Refused: names the field, the value and what is accepted.
     """
     count = value
     if isinstance(value, str):
@@ -107,8 +106,7 @@ def size_bytes(field: str, value: Any) -> int:
 def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
     """Return the options with `auto` of `min_bytes` and `factor` resolved.
 
-    Raises:
-        Refused: both a step and a factor were given.
+    Raises Refused: both a step and a factor were given.
     """
     resolved = dict(options)
     step, factor = options["step"], options["factor"]
@@ -153,8 +151,7 @@ def sizes(cell: Cell) -> list[int]:
 
     Each is rounded down to what the collective can share out, as nccl-tests does.
 
-    Raises:
-        Refused: names the field, the value and what is accepted.
+    Raises Refused: names the field, the value and what is accepted.
     """
     options, ranks = cell.benchmark, cell.world_size
     dtype, unit, most = options["dtype"], unit_bytes(options, ranks), largest_bytes(cell)

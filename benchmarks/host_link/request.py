@@ -21,8 +21,7 @@ def seconds(cell: Cell) -> float:
 def refuse(cell: Cell, room: Room) -> None:
     """Refuse a cell whose buffers do not fit the smallest GPU or the host, or cannot be summed.
 
-    Raises:
-        Refused: names the field, the value and what is accepted.
+    Raises Refused: names the field, the value and what is accepted.
     """
     size = cell.benchmark["bytes"]
     if size % ELEMENT_BYTES:

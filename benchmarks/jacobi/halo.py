@@ -172,8 +172,7 @@ class Peer(GpuHalo):
     def __init__(self, slab: Slab, ranks: Ranks, handle: bytes) -> None:
         """Open the neighbours' memory; `handle` is that of the slab's two buffers. Collective.
 
-        Raises:
-            ValueError: a GPU cannot address its neighbour's memory.
+        Raises ValueError: a GPU cannot address its neighbour's memory.
         """
         from trainers import memory
 

@@ -29,8 +29,7 @@ class Workers:
     def __init__(self, ranks: Ranks, size_bytes: int) -> None:
         """Take a private buffer for each worker, and a second one that all can address.
 
-        Raises:
-            OSError: there is not that much shared memory.
+        Raises OSError: there is not that much shared memory.
         """
         self._ranks, self._rank = ranks, ranks.rank
         self.devices: list[dict[str, str]] = [{} for _ in range(ranks.world_size)]

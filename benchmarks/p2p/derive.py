@@ -23,8 +23,7 @@ PATTERNS = {
 def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return the matrices with their medians, the rows of copies at once, and what is printed.
 
-    Raises:
-        IncompleteLines: a repeat of a matrix is missing: the rest have another median.
+    Raises IncompleteLines: a repeat of a matrix is missing: the rest have another median.
     """
     options = cell.benchmark
     members = of_kind(lines[0], Kind.MEMBERS)[0]

@@ -67,8 +67,7 @@ class Gpus:
     def __init__(self, ids: Sequence[int], size_bytes: int, copy: str) -> None:
         """Take two buffers of `size_bytes` on each GPU. `copy` is engine or sm.
 
-        Raises:
-            RuntimeError: a CUDA call failed; names the call and the GPU.
+        Raises RuntimeError: a CUDA call failed; names the call and the GPU.
         """
         self._names = [f"GPU {gpu}" for gpu in ids]
         self._own = torch.cuda.current_device()
@@ -316,8 +315,7 @@ def copy_function() -> int | None:
 def compiled(architecture: str) -> bytes:
     """Return the copy kernel for an architecture such as sm_90.
 
-    Raises:
-        RuntimeError: with the compiler's log.
+    Raises RuntimeError: with the compiler's log.
     """
     program = checked(
         "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(KERNEL.encode(), b"copy.cu", 0, [], [])

@@ -54,8 +54,7 @@ class PairBenchmark:
     def measure(self, result: Result) -> None:
         """Measure every matrix: samples become lines, what is known of the copies becomes checks.
 
-        Raises:
-            ValueError: a pair has no peer access and `p2p=required`; names the pairs.
+        Raises ValueError: a pair has no peer access and `p2p=required`; names the pairs.
         """
         ids, links, options, reporter = self._ids, self._links, self._options, self._reporter
         access: dict[str, bool] = {}

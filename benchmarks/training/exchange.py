@@ -135,8 +135,7 @@ def references(strategy: Strategy, iterations: int, clock: Clock, reporter: Repo
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell.
 
-    Raises:
-        ValueError: the strategy exchanges nothing.
+    Raises ValueError: the strategy exchanges nothing.
     """
     options = cell.benchmark
     reporter.phase("build")

@@ -319,8 +319,7 @@ def refusing_gone_agents(name: str, status: int | None = None) -> Iterator[None]
 def agent_command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> list[str]:
     """Return the command that starts the agent of a host.
 
-    Raises:
-        Refused: engine=slurm outside an allocation.
+    Raises Refused: engine=slurm outside an allocation.
     """
     python = engine.python or sys.executable
     folder = engine.folder or str(ROOT)

@@ -62,9 +62,8 @@ class HostsEngine:
     def open_on(self, names: Sequence[str], device: str) -> Fleet:
         """Start an agent on each host at the same time, and return the described hosts.
 
-        Raises:
-            Refused: a host cannot be reached, or cannot do what is asked; names it. All agents are
-                ended then.
+        Raises Refused: a host cannot be reached, or cannot do what is asked; names it. All agents
+        are ended then.
         """
         try:
             for name in names:
@@ -302,9 +301,8 @@ class HostsJob:
 
         Hosts have some time to tell how their ranks ended: one of them may be the first.
 
-        Raises:
-            OSError: they could not be started on a host, or what came from there could not be
-                written here.
+        Raises OSError: they could not be started on a host, or what came from there could not be
+        written here.
         """
         statuses = []
         for part in self._parts:

@@ -107,8 +107,7 @@ class Place:
 def place(environment: Mapping[str, str], engine: Engine) -> Place:
     """Return which process of its job this is.
 
-    Raises:
-        Refused: no platform says it, or what it says is not whole.
+    Raises Refused: no platform says it, or what it says is not whole.
     """
     for platform in PLATFORMS:
         if environment.get(platform.rank) and environment.get(platform.size):
@@ -203,8 +202,7 @@ def gather(
 ) -> tuple[list[str], dict[str, socket.socket]]:
     """Return the names of the job's nodes, and the connection of each but this one, once all came.
 
-    Raises:
-        Refused: this node cannot listen, or not all nodes came in time.
+    Raises Refused: this node cannot listen, or not all nodes came in time.
     """
     if not place.is_secret:
         console.print(
@@ -329,8 +327,7 @@ def _listen(place: Place) -> socket.socket:
 def become_agent(place: Place, engine: Engine) -> NoReturn:
     """Find node 0, then be the agent of this node: never returns.
 
-    Raises:
-        Refused: node 0 did not take this node in time.
+    Raises Refused: node 0 did not take this node in time.
     """
     deadline = time.monotonic() + engine.start_timeout_s
     reason = "nobody listens there"

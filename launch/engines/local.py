@@ -173,8 +173,7 @@ class ServedJob(_LocalJob):
     def poll(self) -> int | None:
         """Return the exit status of what started the ranks, or of an agent that ended; else None.
 
-        Raises:
-            OSError: the ranks could not be started.
+        Raises OSError: the ranks could not be started.
         """
         if self._why:
             raise OSError(self._why)

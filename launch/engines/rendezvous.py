@@ -31,8 +31,7 @@ def find_rendezvous(
 ) -> HostRendezvous:
     """Return where some hosts meet, after they have tried to reach the first.
 
-    Raises:
-        Refused: an agent is gone, or no address of the first is reached by all peers.
+    Raises Refused: an agent is gone, or no address of the first is reached by all peers.
     """
     word = uuid.uuid4().hex
     first, *peers = fleet.hosts
@@ -68,8 +67,7 @@ def candidates(
     network that all hosts share come first, those of faster interfaces, and IPv4; those of bridges
     inside the host are used if there is no other.
 
-    Raises:
-        Refused: there is none, or all are routed to the whole internet.
+    Raises Refused: there is none, or all are routed to the whole internet.
     """
     outer = []
     inner = []
@@ -131,8 +129,7 @@ def choose(
     `refused` says why the first host cannot listen at an address; `answers` has by the name of each
     other host what it returned: {address: {"interface": …} or {"why": …}}.
 
-    Raises:
-        Refused: none was reached by all; names the pairs of hosts and the reasons.
+    Raises Refused: none was reached by all; names the pairs of hosts and the reasons.
     """
     for address in addresses:
         interfaces = {first.name: str(interface_of(address, first.interfaces) or "")}

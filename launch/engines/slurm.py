@@ -35,8 +35,7 @@ WARNED_S = 60  # before the job's limit, or before another job takes its place: 
 def ask(words: tuple[str, ...], surrounding: Mapping[str, str]) -> str:
     """Return what a command of Slurm prints; times are seconds since 1970.
 
-    Raises:
-        OSError: it gave no answer; the message is what it said instead.
+    Raises OSError: it gave no answer; the message is what it said instead.
     """
     try:
         done = subprocess.run(
@@ -64,8 +63,7 @@ def ask(words: tuple[str, ...], surrounding: Mapping[str, str]) -> str:
 def host_names(surrounding: Mapping[str, str]) -> tuple[str, ...]:
     """Return the hosts of the allocation that this process runs in, in Slurm's order.
 
-    Raises:
-        Refused: it runs in none, or Slurm does not name them.
+    Raises Refused: it runs in none, or Slurm does not name them.
     """
     if not surrounding.get(JOB) or not surrounding.get(NODES):
         raise Refused(
@@ -121,8 +119,7 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
 def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:
     """Submit the command `typed`; return a sentence with the job's id and its log.
 
-    Raises:
-        Refused: Slurm or submitit is not there, or Slurm does not accept the job.
+    Raises Refused: Slurm or submitit is not there, or Slurm does not accept the job.
     """
     if surrounding.get(JOB):
         raise Refused(

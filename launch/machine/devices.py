@@ -100,8 +100,7 @@ class Machine:
 def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
     """Return the devices that `device=auto|cpu|cuda` means here.
 
-    Raises:
-        Refused: `device=cuda`, and this machine has no usable GPU.
+    Raises Refused: `device=cuda`, and this machine has no usable GPU.
     """
     cores = usable_cores()
     reason = "device=cpu"

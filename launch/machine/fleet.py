@@ -54,8 +54,8 @@ class Host:
     def described(name: str, description: object) -> "Host":
         """Return the host of a description: its JSON text, or the object.
 
-        Raises:
-            Refused: the host cannot do what is asked, or this is no description by this Ringside.
+        Raises Refused: the host cannot do what is asked, or this is no description by this
+        Ringside.
         """
         plain: Any = description
         try:
@@ -192,10 +192,9 @@ def _properties(host: Host) -> dict[str, object]:
 def compare(fleet: Fleet) -> list[str]:
     """Return what differs between the hosts of a sweep and may differ, a sentence each.
 
-    Raises:
-        Refused: a host has another version of something, another kind of GPU or limits that are
-            too small; or the code that measures is not the launcher's. The sentence names the
-            hosts, both values and what to do.
+    Raises Refused: a host has another version of something, another kind of GPU or limits that are
+    too small; or the code that measures is not the launcher's. The sentence names the hosts, both
+    values and what to do.
     """
     code = measuring_code()
     with_gpus = []

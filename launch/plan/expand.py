@@ -59,9 +59,8 @@ def subsets(
     worst:K, worst_order:K) need a topology; CPU workers are all alike: the first K are the best,
     the worst and the only class.
 
-    Raises:
-        Refused: names a GPU that the machine does not have, or needs a topology that cannot be
-            read.
+    Raises Refused: names a GPU that the machine does not have, or needs a topology that cannot be
+    read.
     """
     typed = ",".join(config.gpus)
     tokens = GPUS.one_set(config.gpus, typed)
@@ -140,8 +139,7 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     They are those of the file that hosts= names, those of the Slurm allocation, or all that nodes=
     names.
 
-    Raises:
-        Refused: the file is wrong, there is no allocation, or nothing names a host.
+    Raises Refused: the file is wrong, there is no allocation, or nothing names a host.
     """
     listed = _listed(configs[0], surroundings)
     if listed is not None:
@@ -174,9 +172,8 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     """Return the hosts on which the cells of a sweep run, those of ranks first; empty for this
     machine alone.
 
-    Raises:
-        Refused: a host that is not known, more hosts than there are, several where only one can be,
-            or what host_names refuses.
+    Raises Refused: a host that is not known, more hosts than there are, several where only one can
+    be, or what host_names refuses.
     """
     if not any(config.nodes for config in configs):
         return ()
@@ -209,9 +206,8 @@ def placements(
     """Yield (hosts, the subset on each) of every cell that a request means; `names` are those of
     host_names.
 
-    Raises:
-        Refused: a subset that not every host of its set has, or more ranks than the slots of a
-            host.
+    Raises Refused: a subset that not every host of its set has, or more ranks than the slots of a
+    host.
     """
     slots = {}
     if config.hosts is not None:

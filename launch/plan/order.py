@@ -133,8 +133,7 @@ def choose_replicates(
     """Choose cells to replicate: those replicated before (`was`), then those whose noise group has
     the fewest runs.
 
-    Raises:
-        Refused: pairs are asked for in a list with repeats.
+    Raises Refused: pairs are asked for in a list with repeats.
     """
     pairs = config.noise_pairs
     if config.repeats > 1:

@@ -72,8 +72,7 @@ def plan(
     """Return the cells of a sweep, in order. `fleet` are the hosts of `wanted_hosts`, with what
     each has. Without it hosts are taken to be like this machine, or like that of a topology file.
 
-    Raises:
-        Refused: names the field, the value and what is accepted.
+    Raises Refused: names the field, the value and what is accepted.
     """
     first = requests[0].config
     is_for_another_machine = first.topology is not None and first.dry_run
@@ -170,8 +169,7 @@ def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfi
     """Check every option of every request, as far as that needs no machine; return the
     configurations and notices.
 
-    Raises:
-        Refused: names the field, the value and what is accepted.
+    Raises Refused: names the field, the value and what is accepted.
     """
     refuse_several_values(requests)
     configs: list[CheckedConfig] = []
@@ -200,8 +198,7 @@ def with_profilers(
     `auto` means nsys where it is found and new enough, else torch, and torch with nodes=. A plan
     for another machine runs no nsys here.
 
-    Raises:
-        Refused: two configurations name different programs.
+    Raises Refused: two configurations name different programs.
     """
     paths: dict[str | None, bool] = {}  # of nsys, and whether a request names it
     for config in configs:

@@ -125,8 +125,7 @@ class Sweep:
 def sweep_of(records: Sequence[Record]) -> Sweep:
     """Return the sweep that some records belong to, with the calling process as its writer.
 
-    Raises:
-        TypeError: a record's time is no number.
+    Raises TypeError: a record's time is no number.
     """
     first = min(records, key=lambda record: record.started_at)
     return Sweep(
@@ -379,8 +378,7 @@ def assemble(
     It is not yet judged. The same folder gives the same record. `study_records` are the study's
     records so far.
 
-    Raises:
-        RecordError: the folder holds no begun attempt.
+    Raises RecordError: the folder holds no begun attempt.
     """
     try:
         cell = Cell.from_dict(decoded(safe_files.read_whole(folder.cell)))

@@ -59,8 +59,7 @@ def run(
     interrupted, and what the ranks have reported is shown. `clock` is the module `time` but in
     tests.
 
-    Raises:
-        OSError: the job cannot be started.
+    Raises OSError: the job cannot be started.
     """
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     for rank, place in zip(watch.everyone, cell.places, strict=True):

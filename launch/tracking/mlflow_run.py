@@ -76,9 +76,8 @@ class MlflowRun:
 def project(record: Record) -> MlflowRun:
     """Return the run of a record; the same record always gives the same.
 
-    Raises:
-        ValueError: an id goes into no filter string, a step is no whole number, or there are more
-            than MOST_ROWS.
+    Raises ValueError: an id goes into no filter string, a step is no whole number, or there are
+    more than MOST_ROWS.
     """
     check_identifier(record.record_id)
     check_identifier(record.sweep_id)

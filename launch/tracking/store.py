@@ -56,8 +56,7 @@ class WrongUri(TrackingUnavailable):
 def store_uri(given: str | None, output_dir: Path) -> str:
     """Return the URI to use, of a SQLite file with an absolute path.
 
-    Raises:
-        WrongUri: no store can have it.
+    Raises WrongUri: no store can have it.
     """
     if given is None:
         return _sqlite_uri((output_dir / DEFAULT_STORE).absolute())
@@ -153,9 +152,8 @@ def tracking_errors(uri: str) -> Iterator[None]:
 def writing(uri: str, lock: Path) -> Iterator[None]:
     """Hold the lock file of a store, one launcher at a time; a SQLite file is there and writable.
 
-    Raises:
-        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, it is no lock of
-            Ringside's, or the store is gone, locked or read-only.
+    Raises TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, it is no lock of
+    Ringside's, or the store is gone, locked or read-only.
     """
     file = sqlite_file(uri)
     if file is not None and not file.exists():  # its folder may be what an unmount uncovered
@@ -198,8 +196,7 @@ def silence_mlflow() -> None:
 def connect(uri: str, artifacts: Path) -> "MlflowClient":
     """Return a client of the store, whose lock the caller holds; make a missing SQLite file.
 
-    Raises:
-        TrackingUnavailable, and what `tracking_errors` turns into it.
+    Raises TrackingUnavailable, and what `tracking_errors` turns into it.
     """
     file = sqlite_file(uri)
     if file is not None and not_a_store(file):
