@@ -121,7 +121,6 @@ def bundle(study: Path, file: Path | None = None) -> Path:
 
 
 def _lay_out(study: Path, folder: Path, root: Path) -> None:
-    """Write everything that a study's bundle holds below an empty folder. Raises as `bundle`."""
     inside = root / folder.name
     for path in record_paths(folder):
         cell, target = CellFolder(path.parent), inside / path.parent.relative_to(folder)

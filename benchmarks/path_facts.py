@@ -204,7 +204,6 @@ def layout(tensor: Tensor) -> str:
 
 
 def _live(kind: type) -> list[Any]:
-    """Return all objects of a kind in the process."""
     return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind)]
 
 

@@ -58,7 +58,16 @@ def is_secret(name: str, value: str) -> bool:
 def without_secrets(text: str) -> str:
     """Return a text with `***` for everything that looks like a secret."""
     text = _TOKEN.sub(HIDDEN, without_credentials(text))
-    text = _without_assigned(text)
+    parts = []
+    end = 0  # of what was hidden last
+    for match in _NAMED.finditer(text):
+        if match.start() < end or not _is_name(match[1]):
+            continue
+        value = _VALUE.match(text, match.end())
+        if value and not _PLAIN.fullmatch(value[0].strip("'\"")):
+            parts += [text[end : match.end()], HIDDEN]
+            end = value.end()
+    text = "".join([*parts, text[end:]])
     return _WORD.sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
 
 
@@ -93,19 +102,6 @@ def _is_named_so(name: str, value: str) -> bool:
 def _is_name(name: str) -> bool:
     name = name.rpartition(".")[2]
     return name not in _SETTINGS and bool(_CAPITALS.search(name) or _LAST_WORD.search(name))
-
-
-def _without_assigned(text: str) -> str:
-    parts = []
-    end = 0  # of what was hidden last
-    for match in _NAMED.finditer(text):
-        if match.start() < end or not _is_name(match[1]):
-            continue
-        value = _VALUE.match(text, match.end())
-        if value and not _PLAIN.fullmatch(value[0].strip("'\"")):
-            parts += [text[end : match.end()], HIDDEN]
-            end = value.end()
-    return "".join([*parts, text[end:]])
 
 
 def _is_random(word: str) -> bool:

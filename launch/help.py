@@ -84,7 +84,6 @@ def answer(line: CommandLine) -> None:
 
 
 def _definition(name: str, options: Sequence[str]) -> str:
-    """Return the definition of a metric, code, column or word. Raises Refused."""
     from analysis.commands.definitions import explained
 
     try:

@@ -189,7 +189,6 @@ def _names_at(key: str) -> list[str]:
 
 
 def _accepts(key: str) -> str:
-    """Return what the schema says that a key accepts, or ''."""
     parent, field = _field_at(key.rpartition(".")[0]), _field_at(key)
     if parent is not None and get_origin(parent.type) is dict:
         return KINDS.get(get_args(parent.type)[1], "")

@@ -114,7 +114,6 @@ class GraphedStep:
         self._capture.close()
 
     def _capture_step(self, batch: Batch) -> tuple[Callable[[], None], Tensor, list[Tensor | None]]:
-        """Step a few times, then capture a step."""
         for _ in range(WARM_UP):
             self._step(batch)
         if not self._batch:
@@ -134,7 +133,6 @@ class GraphedStep:
         return replay, loss, [parameter.grad for parameter in self._parameters]
 
     def _load(self, batch: Batch) -> None:
-        """Copy a batch to where the graphs read it."""
         for own, tensor in zip(self._batch, batch, strict=True):
             if tensor.shape != own.shape:  # copy_ would spread a smaller one
                 raise RuntimeError(

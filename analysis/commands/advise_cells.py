@@ -342,7 +342,6 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
 
 
 def _names(ranked: Sequence[RankedCell]) -> dict[RankedCell, str]:
-    """Return what each cell is called: its strategy, where it runs, and what differs."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     sizes = set()
     for cell in ranked:

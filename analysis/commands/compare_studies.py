@@ -191,7 +191,6 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
 def _print(
     sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, in_markdown: bool
 ) -> None:
-    """Print outcome, reasons, what differs, the table and notes: for a terminal or for GitHub."""
     out, outcome = console(), result.outcome(limit)
     mark = MARKS[outcome]
     headline, *parts = _parts(sides, result, limit, in_markdown or out.width >= WIDE)
@@ -279,7 +278,6 @@ def _environment(
 
 
 def _table(cells: Sequence[CellDifference], limit: float, is_wide: bool) -> Table:
-    """Return both rates of some cells, with a mark for the outcome of each."""
     table = differences_table(cells, "cells", "B against A")
     columns = [Column("outcome", "")]
     for column in table.columns:
@@ -335,7 +333,6 @@ def _headline(
 
 
 def _reason(cell: CellDifference, limit: float) -> str:
-    """Return why a cell is inconclusive, and how many repeats would do."""
     words = f"these runs detect {number(cell.smallest, 'share')} or more"
     if cell.verdict == UNKNOWN:
         words = cell.why

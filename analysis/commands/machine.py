@@ -129,7 +129,6 @@ def _run_topology(arguments: argparse.Namespace) -> None:
 
 
 def _run_subsets(arguments: argparse.Namespace) -> None:
-    """Print the classes by size, best links first, with what the rings of each carry together."""
     topology = read_topology(arguments.file)
     subsets = classes(topology, arguments.size)
     total = sum(subset.members for subset in subsets)
@@ -160,7 +159,6 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
 
 
 def _run_place(arguments: argparse.Namespace) -> None:
-    """Print the best set, the worst set, the worst order of the best set, and the reason."""
     measured = None
     if arguments.p2p is not None:
         measured = read_input(arguments.p2p, parse_bandwidths)

@@ -316,7 +316,6 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
 
 
 def _run_trace(arguments: argparse.Namespace) -> None:
-    """Print the numbers of a trace, and draw a step if asked."""
     from analysis.trace.source import read_trace
     from analysis.trace.steps import within_steps
     from analysis.trace.timeline import draw_timeline

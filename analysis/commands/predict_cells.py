@@ -263,7 +263,6 @@ def typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
 def _print_forecasts(
     arguments: argparse.Namespace, study: Study, calibration: CalibrationData, machine: str
 ) -> None:
-    """Print the forecasts that are asked for, below a sentence on their machine."""
     subsets = [Subset(2 * max(cell.ranks for cell in calibration.timed))]
     gpus_of_host = arguments.per_node
     if arguments.gpus is not None:
@@ -356,7 +355,6 @@ def measured_doubts(
 def _print_answer(
     predictions: Mapping[Candidate, Forecast], notes: list[str], details: bool
 ) -> None:
-    """Print a sentence for each forecast below what is trained, or a table of their parts."""
     by_subject: dict[str, list[str]] = defaultdict(list)
     rows = []
     for candidate, prediction in predictions.items():
@@ -532,7 +530,6 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
 
 
 def _error_lines(errors: Mapping[str, Any]) -> list[str]:
-    """Return how good the forecasts of held-out cells were, in sentences."""
     with_forecast = errors["cells"] - errors["not_forecast"]
     lines = [f"{with_forecast} of {errors['cells']} held-out configurations have a forecast."]
     for key, what in (("cost", f"Overhead ({errors['cost_cells']} of them)"), ("step", "Step")):

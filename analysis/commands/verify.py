@@ -84,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, int]) -> None:
-    """Print the result of one study, or of several."""
     contents = []
     for study, result in results.items():
         content: dict[str, Any] = {
@@ -109,7 +108,6 @@ def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, i
 
 
 def _print(study: str, result: Verification, packed: str) -> None:
-    """Print the differences, what could not be checked, the line `packed` and the count."""
     out = console()
     if result.differences:
         caption = f"{study} does not say what its samples say".strip()

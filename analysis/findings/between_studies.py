@@ -187,7 +187,6 @@ def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
 
 
 def _names(cells: Iterable[CellId]) -> dict[CellId, str]:
-    """Return a name for each cell: model and strategy or benchmark, what else varies, its GPUs."""
     benchmarks: dict[str, dict[CellId, dict[str, str]]] = defaultdict(dict)
     for cell in cells:
         request = dict(cell[1])

@@ -523,7 +523,6 @@ def _alike(runs: Runs) -> Hashable:
 def _ranked(
     study: Study, rates: RateSteps, members: Sequence[Runs], verdicts: Mapping[Hashable, str]
 ) -> tuple[RankedConfiguration, ...]:
-    """Return configurations, in order of their rates, as they stand against the fastest."""
     unknown = {id(runs): why_no_verdict(study, runs) for runs in members}
     told = [runs for runs in members if not unknown[id(runs)]]
     first = told[0] if len(told) > 1 else members[0]

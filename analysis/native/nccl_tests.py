@@ -285,7 +285,6 @@ def parse_nccl_tests(text: str) -> list[NcclTestsRun]:
 
 
 def _read_line(runs: list[NcclTestsRun], line_number: int, line: str) -> None:
-    """Read a line that is no row."""
     marked = line.lstrip()
     command = None
     if "_perf" in line:
@@ -332,7 +331,6 @@ def _read_line(runs: list[NcclTestsRun], line_number: int, line: str) -> None:
 
 
 def _run_in(runs: list[NcclTestsRun], line_number: int, part: int) -> NcclTestsRun:
-    """Return the run that a line of a part belongs to."""
     if not runs or part < runs[-1].part:
         runs.append(NcclTestsRun(line_number))
     runs[-1].part = part

@@ -331,7 +331,6 @@ class _LogLines:
 
 
 def _values(events: Iterable[Event], kind: str) -> list[str]:
-    """Return the distinct values of the statements of a kind, in their order."""
     values: dict[str, None] = {}
     for event in events:
         if isinstance(event, Statement) and event.kind == kind:

@@ -273,7 +273,6 @@ def read_message(body: str, process: LogProcess) -> Events:
 
 
 def _channel(body: str, process: LogProcess) -> Events:
-    """Read a line about a connection or a ring."""
     connection, ring = _CONNECTION.fullmatch(body), _RING.fullmatch(body)
     if connection:
         source, source_bracket, target, target_bracket, end, transport = connection.groups()
@@ -296,7 +295,6 @@ def _channel(body: str, process: LogProcess) -> Events:
 
 
 def _statement(body: str, process: LogProcess) -> Events:
-    """Read a line that states a value of the whole process."""
     version, nodes = _VERSION.match(body), _NODES.fullmatch(body)
     multicast = _MULTICAST.fullmatch(body)
     events: list[Event] = []

@@ -341,7 +341,6 @@ def _machine_of(cells: Iterable[MeasuredCell], first: Study) -> str:
 
 
 def _measured_cell(runs: Runs) -> MeasuredCell:
-    """Return what forecasts take from the runs of one cell."""
     record = runs.records[0]
     workload = workload_of(runs.request, record.model)
     query = query_of(runs.cell, workload, _link_class(record), runs.provenance.get("machine", ""))

@@ -178,7 +178,6 @@ def _chosen_workloads(
 def _kinds(
     queries: Sequence[CellQuery], here: Sequence[CellQuery], request: ForecastRequest
 ) -> list[CellQuery]:
-    """Return a query for each strategy, with its options."""
     by_options: dict[object, CellQuery] = {}
     studied: dict[str, None] = {}
     for query in here:

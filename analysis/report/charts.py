@@ -148,7 +148,6 @@ def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple
 
 
 def _draw_interval(axes: Any, estimate: Estimate, y: float, colour: str, width: float) -> None:
-    """Draw a horizontal interval, where it is known."""
     if estimate.low is not None and estimate.high is not None:
         axes.plot([estimate.low, estimate.high], [y, y], color=colour, lw=width, zorder=3)
 
@@ -202,7 +201,6 @@ def curves_figure(
 
 
 def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> float:
-    """Draw points, intervals and the line through the medians; return the y of its end."""
     from matplotlib.transforms import offset_copy
 
     look: dict[str, Any] = {"color": curve.colour}

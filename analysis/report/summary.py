@@ -182,7 +182,6 @@ def measured(study: Study) -> str:
 
 
 def _names(records: Sequence[Record], group: str) -> list[str]:
-    """Return the names of models, strategies or benchmarks, each once."""
     return list(dict.fromkeys(single_line(named(record, group), 80) for record in records))
 
 

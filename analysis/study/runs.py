@@ -147,23 +147,20 @@ class Runs:
         if metric != COST:
             return estimate
         if estimate.low is None or estimate.high is None:
-            estimate = self._inside_runs(metric, estimate.value)
+            below, above = [], []
+            for record in self.records:
+                ends = entries.interval(metric, record.within_run)
+                if ends is not None:
+                    below.append(record.metrics[metric] - ends[0])
+                    above.append(ends[1] - record.metrics[metric])
+            estimate = Estimate(estimate.value)
+            if below:
+                low, high = estimate.value - max(below), estimate.value + max(above)
+                estimate = Estimate(estimate.value, low, high)
         may_be_0 = True
         if estimate.low is not None and estimate.high is not None:
             may_be_0 = estimate.low <= 0 <= estimate.high
         return None if may_be_0 and self.suspect else estimate
-
-    def _inside_runs(self, metric: str, value: float) -> Estimate:
-        """Return a value with the widest interval inside its runs."""
-        below, above = [], []
-        for record in self.records:
-            ends = entries.interval(metric, record.within_run)
-            if ends is not None:
-                below.append(record.metrics[metric] - ends[0])
-                above.append(ends[1] - record.metrics[metric])
-        if not below:
-            return Estimate(value)
-        return Estimate(value, value - max(below), value + max(above))
 
     def difference(self, metric: str) -> "Sample | None":
         """Return the median of a metric that may be 0 or less, as a sample with the noise floor."""

@@ -96,7 +96,6 @@ def _read(path: Path, names: Names, in_folder: bool) -> Trace | None:
 
 
 def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
-    """Open a file, unpacked."""
     with path.open("rb") as file:
         is_packed = file.read(len(GZIP)) == GZIP
     return gzip.open(path) if is_packed else path.open("rb")

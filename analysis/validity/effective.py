@@ -114,7 +114,6 @@ def choices_of(log: NcclLog) -> list[dict[str, Any]]:
 
 
 def _used(log: NcclLog, links: Mapping[str, str], record: Record) -> dict[str, Any]:
-    """Return what the log says that NCCL used."""
     used: dict[str, Any] = {}
     if log.transports:
         used["transport"] = describe_transport(log, links, record.cell.members)

@@ -156,7 +156,6 @@ def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
 def _gpu_facts(
     hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics and facts of the GPUs from the lines of each host."""
     lines = list(itertools.chain(*hosts))
     if not lines:
         return {}, {}
@@ -380,7 +379,6 @@ def _grown(
 
 
 def _values(samples: Iterable[Sample], name: str) -> list[Any]:
-    """Return the values of this name that samples have."""
     values = []
     for sample in samples:
         if sample.get(name) is not None:

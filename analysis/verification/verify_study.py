@@ -223,7 +223,6 @@ def _check_asked(name: str, record: Record, folder: CellFolder, result: Verifica
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
-    """Compare the hashes of the raw files."""
     present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
     if not record.raw_sha256 or not any(is_sample(file) for file in present):
         return  # published without samples
@@ -253,7 +252,6 @@ def matches(file: str, patterns: Iterable[str]) -> bool:
 
 
 def _compare_values(name: str, record: Record, again: Rebuilt, result: Verification) -> None:
-    """Compare one record with what its files give."""
     result.recomputed += 1
     result.not_compared.update(again.unknown)
     # until 2026-11-23 some ranks measured several cells

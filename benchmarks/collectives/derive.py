@@ -112,7 +112,6 @@ def _rows(lines: RankLines, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _figures(window: list[Line], lines: RankLines, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of one size in one placement."""
     size, placement = window[0]["bytes"], window[0]["placement"]
     times = [line["us"] for line in window]
     mean = math.fsum(times) / len(times)  # nccl-tests' default is the mean over ranks, too

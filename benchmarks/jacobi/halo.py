@@ -113,7 +113,6 @@ class GpuHalo:
         self._ready = torch.cuda.Event()
 
     def _after_the_rows(self) -> None:
-        """Have the stream wait until the outer rows are computed."""
         self._ready.record()
         self._stream.wait_event(self._ready)
 

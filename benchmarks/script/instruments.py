@@ -34,21 +34,16 @@ def attach(write: Write) -> None:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda:
         versions["cuda"] = str(torch.version.cuda)
-    write("attached", process=os.getpid(), versions=versions, stacks=_answers_for_stacks())
+    is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    is_free = is_free and threading.current_thread() is threading.main_thread()
+    if is_free:  # answer it with the stacks of this process
+        _loaded("rank/stacks.py").register()
+    write("attached", process=os.getpid(), versions=versions, stacks=is_free)
     marks = StepMarks(write)
     register_optimizer_step_post_hook(marks.optimizer_stepped)
     marks.look_for_model()
     atexit.register(marks.finish)
     os.register_at_fork(after_in_child=marks.stop)  # a worker of a loader is no rank
-
-
-def _answers_for_stacks() -> bool:
-    """Answer SIGUSR1 with the stacks of this process; return whether it does."""
-    is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    if not is_free or threading.current_thread() is not threading.main_thread():
-        return False
-    _loaded("rank/stacks.py").register()
-    return True
 
 
 def _loaded(path: str) -> Any:
@@ -142,7 +137,8 @@ class StepMarks:
 
     def _end_step(self, optimizer: Optimizer) -> None:
         event = None
-        if _is_on_gpu(optimizer):
+        parameters = optimizer.param_groups[0]["params"]
+        if parameters and parameters[0].is_cuda:
             if torch.cuda.is_current_stream_capturing():
                 return
             event = torch.cuda.Event(enable_timing=True)
@@ -162,7 +158,6 @@ class StepMarks:
             self._write_steps()
 
     def _watch(self, optimizer: Optimizer) -> None:
-        """Watch one step's fast paths."""
         model, watched = self._model(), self._watched
         self._watched = None
         if watched is not None:
@@ -189,11 +184,6 @@ class StepMarks:
         content = {"ms": ms, "samples": samples, "passes": passes, "ends_s": ends_s}
         first = self._written - len(ms)
         self._write("steps", first=first, iterations=self._written + 1, **content)
-
-
-def _is_on_gpu(optimizer: Optimizer) -> bool:
-    parameters = optimizer.param_groups[0]["params"]
-    return bool(parameters and parameters[0].is_cuda)
 
 
 def samples_of(values: Iterable[Any]) -> int:

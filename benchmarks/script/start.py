@@ -179,7 +179,6 @@ class ScriptRank:
         return None
 
     def _begin(self, versions: dict[str, str]) -> None:
-        """Write the first line of the rank, once."""
         if not self._has_begun:
             self._has_begun = True
             facts = {"script": self._options["run"], "git": git_commit(self._options["folder"])}
@@ -189,7 +188,6 @@ class ScriptRank:
             self._reporter.phase(self._phase)
 
     def _read_log(self) -> None:
-        """Write each rate that the script printed, and note the last error."""
         for data in self._log.new_lines():
             text = data.decode(errors="replace")
             error = LAST_ERROR.match(text)
@@ -223,20 +221,17 @@ class ScriptRank:
                         f"one that leaves it at {given!r}, which gpus= decides"
                     )
             elif line["kind"] == "steps":
-                self._take_steps(line)
-
-    def _take_steps(self, line: dict[str, Any]) -> None:
-        stated = self._options["samples"]
-        counted = line["samples"][-1:]
-        if stated and counted and counted[0] not in (0, stated):
-            raise ScriptFailed(
-                f"benchmark.samples={stated}: a step of rank {self._number} has {counted[0]} in "
-                f"its batches; expected {counted[0]} or auto"
-            )
-        self._has_steps = True
-        self._ms += line["ms"]
-        self._has_enough_steps = derive.is_enough(self._ms, self._options)
-        self._enter(derive.warm_up_end(self._ms, self._options)[1])
+                stated = self._options["samples"]
+                counted = line["samples"][-1:]
+                if stated and counted and counted[0] not in (0, stated):
+                    raise ScriptFailed(
+                        f"benchmark.samples={stated}: a step of rank {self._number} has "
+                        f"{counted[0]} in its batches; expected {counted[0]} or auto"
+                    )
+                self._has_steps = True
+                self._ms += line["ms"]
+                self._has_enough_steps = derive.is_enough(self._ms, self._options)
+                self._enter(derive.warm_up_end(self._ms, self._options)[1])
 
     def _enter(self, has_warmed_up: bool) -> None:
         """Begin the phase in which the script is now, unless it is in that or a later one."""

@@ -157,7 +157,6 @@ def correlation(values: Sequence[float] | Array) -> float:
 
 
 def _around(middle: float, half_width: float) -> tuple[float, float]:
-    """Return the ends of an interval of a positive value."""
     if half_width == 0:
         return middle, middle
     factor = math.exp(min(half_width / middle, 700.0))

@@ -278,20 +278,17 @@ class Admission:
                 _keep_open(connection)
                 self.joined[rank] = (str(host), connection)
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            self._refuse(connection, str(error))
+            with contextlib.suppress(OSError), connection:
+                peer = connection.getpeername()[0]
+                with self._lock:
+                    is_new = peer not in self._refused
+                    self._refused.add(peer)
+                if is_new:
+                    text = f"note: a connection from {peer} was refused: {one_line(str(error))}"
+                    self._console.print(text, markup=False)
+                _send(connection, refused=str(error))
         finally:
             self._pending.release()
-
-    def _refuse(self, connection: socket.socket, why: str) -> None:
-        with contextlib.suppress(OSError), connection:
-            peer = connection.getpeername()[0]
-            with self._lock:
-                is_new = peer not in self._refused
-                self._refused.add(peer)
-            if is_new:
-                text = f"note: a connection from {peer} was refused: {one_line(why)}"
-                self._console.print(text, markup=False)
-            _send(connection, refused=why)
 
 
 def _listen(place: Place) -> socket.socket:

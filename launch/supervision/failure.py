@@ -196,7 +196,6 @@ def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
 
 
 def _log_end(path: Path) -> str:
-    """Return the end of a log as text, '' where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LOG_BYTES))

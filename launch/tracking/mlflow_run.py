@@ -131,7 +131,6 @@ def check_identifier(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name in MLflow's alphabet."""
     name = re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]
     if name == posixpath.normpath(name) and not name.startswith((".", "/")):
         return name

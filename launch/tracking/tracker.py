@@ -292,7 +292,6 @@ class Tracker:
         return max(runs, key=_is_complete, default=None)
 
     def _parent(self, sweep: Sweep) -> "Run":
-        """Return the parent run of a sweep, made if it is missing."""
         run = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
         if run is not None:
             return run

@@ -78,7 +78,6 @@ def show(folder: Path, tracking: Tracking) -> int:
 
 
 def _open(address: str) -> None:
-    """Print an address, and open it where there is a desktop."""
     print(address, flush=True)
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(address)

@@ -242,14 +242,12 @@ class Worker:
         `after_reply` (on a GPU): not before the reply to the last push of the bucket is here.
         """
         exchange = self._number + 1
-        if self.on_gpu:
-            self._push_from_gpu(bucket, exchange, after_reply)
-        elif bucket in self.remote:
-            self._push_remote(bucket, exchange, self._only_gradients)
-        else:
-            self._control.pushed[self.peers.rank, bucket] = exchange
-
-    def _push_from_gpu(self, bucket: int, exchange: int, after_reply: bool) -> None:
+        if not self.on_gpu:
+            if bucket in self.remote:
+                self._push_remote(bucket, exchange, self._only_gradients)
+            else:
+                self._control.pushed[self.peers.rank, bucket] = exchange
+            return
         sent, pushing, pulling = self.sent[bucket], self.pushing, self.pulling
         reply = (self.means if self._only_gradients else self.weights)[bucket]
         self._staged[bucket].record()

@@ -50,7 +50,6 @@ PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_on
 def _section(
     sentences: Iterable[str], table: Table | None = None, figures: Iterable[Figure] = ()
 ) -> Section:
-    """Return the part of the section on links that one benchmark fills."""
     tables: tuple[Table, ...] = ()
     if table is not None and table.rows:
         tables = (table,)
@@ -226,7 +225,6 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
 
 
 def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
-    """Yield busbw against the size of the message, a curve for each cell."""
     curves, sizes = [], set()
     palette = [light for light, _ in COLOURS.values()]
     names = []
@@ -320,7 +318,6 @@ def p2p(study: Study, findings: Findings) -> Section:
 
 
 def _p2p_sentences(study: Study) -> Iterator[str]:
-    """Yield the rates with peer access and without, then those of copies at the same time."""
     cells, devices = largest_cells(study, "p2p")
     if not cells:
         return

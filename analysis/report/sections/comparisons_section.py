@@ -113,7 +113,6 @@ def strategies(study: Study, findings: Findings) -> Section | None:
 
 
 def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, Any]:
-    """Return the numbers of equal cells on several GPUs."""
     record, ranks = runs.records[0], runs.cell.world_size
     exchange_ms, size = runs.median(EXCHANGE_MS), record.model.get("gradient_bytes")
     hidden_ms, total_ms = runs.median(TRACE_HIDDEN), runs.median(TRACE_ALL)
