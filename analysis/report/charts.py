@@ -235,6 +235,8 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
             estimates.append(estimate)
         for _, value in curve.ideal:
             lines.append(value)
+    if y.from_zero:
+        lines.append(0.0)
     low, high = window(estimates, lines)
     if y.from_zero:
         axes.set_ylim(0, high)

@@ -25,14 +25,17 @@ COLOURS = {
     "blue": ("#0072b2", "#56a8e0"), "orange": ("#b86e00", "#e69f00"),
     "green": ("#008060", "#2cc295"), "vermillion": ("#c9530a", "#ff8a4c"),
     "purple": ("#a8527f", "#d98bb5"), "sky": ("#2c86b8", "#7cc4ee"), "grey": ("#6b7480", "#a3acb6"),
-    "brown": ("#7d5a3c", "#c29b78"),
+    "brown": ("#7d5a3c", "#c29b78"), "navy": ("#1d1d7a", "#8f8fff"),
+    "maroon": ("#701212", "#ff5f5f"), "violet": ("#6a2fd0", "#ac59ff"),
+    "sand": ("#9a8f4e", "#f0e442"), "plum": ("#4a2845", "#fbe0ff"),
 }  # fmt: skip
 GREY, HIGHLIGHT = COLOURS["grey"][0], COLOURS["vermillion"][0]
 # The colour of a strategy in every figure of every report; `NAME_device` has that of NAME.
 STRATEGIES = {
     "nccl_allreduce": "blue", "none": "grey", "kvstore_device": "green",
     "kvstore_dist_sync": "purple", "kvstore_dist_async": "vermillion", "cpu_staged": "orange",
-    "kvstore_local": "orange",
+    "kvstore_local": "orange", "fsdp": "navy", "hsdp": "maroon", "zero1": "violet",
+    "zero2": "sand", "local_sgd": "plum",
 }  # fmt: skip
 OTHER_STRATEGIES = ("sky", "brown", "green", "purple")
 ON_PAGE = "page"
@@ -154,12 +157,12 @@ def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
     return Figure(name, caption, svg, saved(figure, "pdf"), figure=figure, data=data)
 
 
-def for_screen_and_phone(drawn: Figure) -> Figure:
-    """Return a figure with drawings for the page: as wide as a screen, and as a phone."""
+def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
+    """Return a figure with drawings for the page: for a screen, and as wide as a phone."""
     canvas, svgs = drawn.figure, []
     before, height = canvas.get_size_inches()
     legend = canvas.axes[0].get_legend()
-    for width in (SCREEN_IN, WIDTHS_IN["single"], before):
+    for width in (screen_in, WIDTHS_IN["single"], before):
         canvas.set_size_inches(width, height)
         if legend:  # on a phone below: beside it little would be left
             below = width == WIDTHS_IN["single"]
@@ -170,9 +173,9 @@ def for_screen_and_phone(drawn: Figure) -> Figure:
         canvas.set_layout_engine("constrained")
         canvas.get_layout_engine().execute(canvas)
         canvas.set_layout_engine(None)
-        if width != before:
+        if len(svgs) < 2:
             svgs.append(saved(canvas, "svg").decode())
-    return replace(drawn, on_page=tuple(svgs), wide=True)
+    return replace(drawn, on_page=tuple(svgs), wide=screen_in == SCREEN_IN)
 
 
 def saved(figure: Any, form: str) -> bytes:

@@ -7,7 +7,7 @@ from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve
 from analysis.report import charts
 from analysis.report.charts import Axis, DotRow, DrawnCurve, DrawnPoint
-from analysis.report.figure import Figure, colours
+from analysis.report.figure import Figure, colours, figure_width, for_screen_and_phone
 from analysis.report.main_point import main_point, names_of
 from analysis.report.numbers import number
 from analysis.report.section import RATE, Section, words_of
@@ -48,7 +48,8 @@ def resources(study: Study, findings: Findings) -> Section | None:
         columns.append(metric_column(metric.replace("/", "_"), metric, median, heading=heading))
     caption = "The median of the runs of each configuration."
     table = Table.of("resources", caption, columns, study.timed, lambda row: row.suspect)
-    return Section("resources", "Memory, energy and step times", (), tuple(figures), (table,))
+    drawn = tuple(for_screen_and_phone(figure, figure_width()) for figure in figures)
+    return Section("resources", "Memory, energy and step times", (), drawn, (table,))
 
 
 def _memory(study: Study, runs: Sequence[Runs]) -> Figure:
