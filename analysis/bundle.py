@@ -67,9 +67,6 @@ class WrongStudy(ValueError):
     """A study that does not verify; the message is a sentence."""
 
 
-# Write a bundle.
-
-
 def bundle(study: Path, file: Path | None = None) -> Path:
     """Write the bundle of a study and return its path.
 
@@ -227,9 +224,6 @@ def _sums(root: Path) -> dict[str, str]:
         if path != root / SUMS:
             sums[path.relative_to(root).as_posix()] = sha256(path)
     return sums
-
-
-# Open a bundle.
 
 
 @contextlib.contextmanager

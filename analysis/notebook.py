@@ -275,9 +275,6 @@ def opened(folder: str | Path) -> OpenedStudy:
         return OpenedStudy(checked_study(Path(folder)))
 
 
-# Frames
-
-
 def _frame_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
     kinds: dict[str, str] = {}
     for part, kind in enumerate(("string", "float64", "string", "string")):
@@ -320,9 +317,6 @@ def kind_of(values: Sequence[Any], unknown: str) -> str:
     if kinds == {datetime}:
         return "datetime64[us, UTC]"
     return "string"
-
-
-# Columns
 
 
 def metric_columns(records: Sequence[Record]) -> dict[str, str]:

@@ -210,9 +210,6 @@ class GroupChoice:
         return declared
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def add_config_dir(folders: Iterable[Path]) -> None:
     """Make these the folders of `--config-dir`, whose choices are added to Ringside's own."""
     _folders[1:] = folders
@@ -408,9 +405,6 @@ def _wrong_form(where: str, value: Any, form: Any) -> Iterator[str]:
         msgspec.convert(value, form)
     except (msgspec.ValidationError, OverflowError) as error:
         yield f"{where} is {value!r:.80}: {error}"
-
-
-# --- values ---------------------------------------------------------------------------------------
 
 
 def options(group: str, typed: Any) -> dict[str, Any]:

@@ -92,8 +92,6 @@ def wait(work: dist.Work | None) -> None:
 
 
 # The collectives that exchange one bucket, in buffers of their own: what a forecast times.
-
-
 def all_reduce(size_bytes: int, dtype: str, device: torch.device) -> BucketExchange:
     """Return an all-reduce over all ranks."""
     flat = _filled(size_bytes, dtype, device, 1)
@@ -174,8 +172,6 @@ def _filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int)
 
 
 # JSON in tensors of bytes, on the host.
-
-
 def broadcast_json(value: Json, group: Group = None) -> Json:
     """Return the value of a group's first rank. Every rank gives one of the same type. Collective.
 

@@ -249,9 +249,6 @@ def _noise_group(runs: Runs) -> Hashable:
     return runs.machine, *map(runs.request.get, names)
 
 
-# ---- Control cells
-
-
 def control_cells(cell: Cell) -> list[Cell]:
     """Return the cells that explain one of several GPUs; none without a strategy or training step.
 

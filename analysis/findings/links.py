@@ -287,9 +287,7 @@ def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
     return fmean(rates) / size, np.exp(drawn).mean(axis=0) / size
 
 
-# The network between the hosts of a cell: its interfaces, what they carried and could carry
-
-
+# The network between the hosts of a cell: its interfaces, what they carried and could carry.
 @dataclass(frozen=True)
 class HostWire:
     """What a host reaches the others through."""

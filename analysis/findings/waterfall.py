@@ -503,9 +503,7 @@ def _images_between(images: int, before: Step, after: Step, degrees: float) -> E
     return next_run(per_ms / before.ms - per_ms / after.ms, draws, degrees)
 
 
-# What lower SM clocks take from GPUs that train together: at most, as if steps followed clocks
-
-
+# What lower SM clocks take from GPUs that train together: at most, as if steps followed clocks.
 def step_at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
     """Return what a step of one GPU takes at the mean clock of a cell; None without both clocks."""
     before, after = _clock_of_cell(alone), _clock_of_cell(together)

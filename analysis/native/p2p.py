@@ -286,9 +286,6 @@ class _MatrixReader:
             run.notes.append(f"the text has no {', '.join(absent)}: it is cut or incomplete")
 
 
-# --- bandwidths for placement ---------------------------------------------------------------------
-
-
 def parse_bandwidths(text: str) -> list[list[float]]:
     """Return a square matrix of GB/s, from the row's GPU to the column's; the diagonal is 0.
 

@@ -204,9 +204,7 @@ def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> 
     return own_ranks is not None and (writer is None or writer in own_ranks)
 
 
-# --- what the lines of one communicator say together: each function notes what it could not use ---
-
-
+# What the lines of one communicator say together: each function notes what it could not use.
 def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -> list[Connection]:
     """Return the connections of the largest communicator.
 

@@ -227,9 +227,6 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     )
 
 
-# --- lines to events ------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _LogLines:
     """The events of all texts, and how many of their lines were lost."""
@@ -325,9 +322,6 @@ class _LogLines:
                 f"first: {self.unparsed[0][:120]}"
             )
         return notes
-
-
-# --- events to facts ------------------------------------------------------------------------------
 
 
 def _values(events: Iterable[Event], kind: str) -> list[str]:

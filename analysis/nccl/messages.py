@@ -202,7 +202,6 @@ OwnedLine = Connection | RingLine | ChannelCounts  # of one communicator
 Event = OwnedLine | Membership | Setting | NetworkDevice | Nodes | Tuning | Statement
 Events = list[Event] | None  # None: a message of a known kind in an unknown form
 
-# --- the grammar ----------------------------------------------------------------------------------
 
 NEWEST = (2, 30)  # the newest release whose format strings were read
 

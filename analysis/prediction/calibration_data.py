@@ -183,9 +183,6 @@ class CalibrationData:
         return replace(self, cells=tuple(cells), links=links)
 
 
-# --- which cells are like a query
-
-
 def index_of(cells: Iterable[MeasuredCell]) -> CellIndex:
     """Return cells by their kinds and batch sizes."""
     index: dict[int, dict[int, list[MeasuredCell]]] = defaultdict(lambda: defaultdict(list))
@@ -269,9 +266,6 @@ def once(function: Callable[..., Value]) -> Callable[..., Value]:
         return value
 
     return kept
-
-
-# --- the cells and links of a study
 
 
 def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
@@ -433,9 +427,6 @@ def _link_class(record: Record) -> str | None:
     return None
 
 
-# --- the times of collectives
-
-
 def gradient_curve(cell: MeasuredCell) -> TimeCurve | None:
     """Return what the exchange of whole gradients says of one bucket; None without a collective."""
     query = cell.query
@@ -485,9 +476,6 @@ def _collective_curve(record: Record) -> TimeCurve | None:
     wire = used_wire(record.effective.get("transport"), requested)
     sizes, times_us = zip(*sorted(times.items()), strict=True)
     return TimeCurve(kind, wire, cell.world_size, hosts, sizes, times_us, record.record_id)
-
-
-# --- the tables of a calibration
 
 
 def read_buckets(tables: Mapping[str, Any]) -> tuple[float, ...]:

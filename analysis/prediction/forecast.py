@@ -212,9 +212,6 @@ def _scatter_known(calibration: CalibrationData, workload: Workload) -> bool:
     return any(cell.scatter_known for cell in calibration.by_workload[workload])
 
 
-# --- held-out cells
-
-
 @dataclass(frozen=True)
 class HeldOut:
     """A cell and its forecast from others; `forecast` is None where `why` says so."""
@@ -407,8 +404,6 @@ def errors_of(held: Sequence[HeldOut]) -> dict[str, Any]:
             summary[name] = fmean(several)
     return summary
 
-
-# --- before a cell runs (predict=auto)
 
 # The scores of held-out cells, by (way of holding out, machine, device): errors on another machine
 # say nothing of this one.

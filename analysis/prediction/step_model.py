@@ -101,9 +101,6 @@ def replay(
     return Replay(now + tail + update_ms, tail, now - backward_ms, overlap)
 
 
-# --- bare: the step of one GPU
-
-
 def by_batch(cells: Iterable[MeasuredCell]) -> dict[int, list[MeasuredCell]]:
     """Return the cells of each batch size, ascending: with small ones GPUs wait."""
     by_size: dict[int, list[MeasuredCell]] = defaultdict(list)
@@ -245,9 +242,6 @@ def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]])
     return step, why
 
 
-# --- exchange: the times of the buckets, and their replay
-
-
 def buckets_of(calibration: CalibrationData, query: CellQuery) -> tuple[float, ...]:
     """Return the bytes of each bucket: as a cell that fills them alike has them, else all full."""
     for cell in matching_cells(calibration.with_buckets, query, "bucket_plan"):
@@ -319,9 +313,6 @@ def _replay_measured(calibration: CalibrationData, query: CellQuery, gamma: Draw
     times = exchange_times(calibration, query)
     bare, _ = bare_step(calibration, query)
     return replay_of(calibration, query, bare, times, gamma)
-
-
-# --- γ and local cost
 
 
 def contention(calibration: CalibrationData, query: CellQuery) -> Part:
@@ -442,9 +433,6 @@ def _alone_with_cost(
     # The costs of others are the scatter of the CPU.
     alone = [cell for cell in alone if not cell.cpu_bound] or alone
     return by_batch(alone)
-
-
-# --- the whole
 
 
 @dataclass(frozen=True)

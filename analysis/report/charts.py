@@ -152,9 +152,6 @@ def _draw_interval(axes: Any, estimate: Estimate, y: float, colour: str, width: 
         axes.plot([estimate.low, estimate.high], [y, y], color=colour, lw=width, zorder=3)
 
 
-# ---- Curves --------------------------------------------------------------------------------------
-
-
 def curves_figure(
     name: str, caption: str, curves: Sequence[DrawnCurve], x: Axis, y: Axis, closing: str = ""
 ) -> Figure:
@@ -278,9 +275,6 @@ def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float],
     axes.legend(handles=lines, frameon=False, fontsize=TEXT_PT, handlelength=1.6, **look)
 
 
-# ---- Rows of dots --------------------------------------------------------------------------------
-
-
 def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Figure:
     """Return values with their intervals, a row for each with its label above; `x.shown` are lines.
 
@@ -324,9 +318,6 @@ def _strip(axes: Any, label: str) -> None:
     axes.tick_params(axis="y", labelcolor=INK)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(label, color=INK)
-
-
-# ---- Waterfalls ----------------------------------------------------------------------------------
 
 
 def waterfall_figure(
@@ -377,9 +368,6 @@ def waterfall_figure(
     return as_figure(figure, name, caption, numbers_table(("part", f"lost_{x.key}", x.key), data))
 
 
-# ---- Scatters ------------------------------------------------------------------------------------
-
-
 def scatter_figure(
     name: str,
     caption: str,
@@ -426,9 +414,6 @@ def scatter_figure(
         look: Any = {"textcoords": "offset points", "ha": side, "va": "center", "color": MUTED}
         axes.annotate(point.label, (point.x, point.y), (moved, 0), **look)
     return as_figure(figure, name, caption, numbers_table(("point", x.key, y.key), rows))
-
-
-# ---- Heat maps -----------------------------------------------------------------------------------
 
 
 # A square for each ordered pair of GPUs. The colours are those of cividis: colour-blind people see

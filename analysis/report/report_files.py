@@ -268,9 +268,6 @@ def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
     return template.render(report=report, rows=PAGE_ROWS, **values)
 
 
-# ---- The folder ----------------------------------------------------------------------------------
-
-
 def write(content: Report, folder: Path) -> Path:
     """Write every file of a report in place of an earlier report's, and return its page.
 

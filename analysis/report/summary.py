@@ -56,9 +56,6 @@ COMPARE = (
 )
 
 
-# ---- The sentences ------------------------------------------------------------------------------
-
-
 def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Section]) -> list[str]:
     """Return at most SENTENCES sentences; `of_benchmarks` are the sections of benchmarks."""
     if not study.records:
@@ -131,9 +128,6 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
     if len(study.records) == 1:
         subject = "The only run gave no number"
     return [f"{subject} that can be used; “Validity, and what was left out” has the reasons."]
-
-
-# ---- What was measured, and where ---------------------------------------------------------------
 
 
 def measured(study: Study) -> str:
@@ -215,9 +209,6 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
         machines.append(machine)
     where = join_words(list(dict.fromkeys(machines)), MOST_NAMES)
     return f"{join_words(list(map(str, sorted(sizes))))} {units} {preposition} {where}"
-
-
-# ---- The answer of a study that trains ----------------------------------------------------------
 
 
 def answer(study: Study, main: CurvePoint) -> str:
@@ -327,9 +318,6 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     return lines
 
 
-# ---- What NCCL settings changed -----------------------------------------------------------------
-
-
 def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     """Return what NCCL settings change of the main point's own cell: those with an effect first."""
     changing, without_effect, lines = [], [], []
@@ -388,9 +376,6 @@ def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None
     return f"{line}."
 
 
-# ---- Which wire limits cells on several hosts ---------------------------------------------------
-
-
 def between_hosts(study: Study, point: Point) -> str:
     """Return how several hosts compare with one, and whether their network limits them.
 
@@ -416,9 +401,6 @@ def between_hosts(study: Study, point: Point) -> str:
         ratio = number(point.node_efficiency.value * hosts, "ratio")
         start = f"{hosts} hosts train {ratio} × the slowest of them alone: a"
     return single_line(f"{start}{text}.", 400)
-
-
-# ---- How sure the answer is, and why the devices train less together than alone -----------------
 
 
 def unknown_variation(study: Study, point: Point) -> str:
@@ -480,9 +462,6 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."
-
-
-# ---- What to do next ----------------------------------------------------------------------------
 
 
 def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:

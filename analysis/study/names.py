@@ -51,9 +51,6 @@ WORDS = {
 _GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
-# Labels within a study
-
-
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
     """Return what varies in the study as a label; else model · strategy, or the benchmark."""
     words = parts(study, runs, without)
@@ -110,9 +107,6 @@ def format_option(name: str, value: str) -> str:
     if name == "model.image_size":
         return f"{value} px"
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
-
-
-# GPUs and what is counted
 
 
 def gpu_ids(gpus: Sequence[Member], word: str = "") -> str:
@@ -182,9 +176,6 @@ def ran_alone(study: Study) -> bool:
     return all(record.cell.world_size == 1 for record in (*study.records, *study.replaced))
 
 
-# What tells cells apart
-
-
 def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return for each cell what tells it from the others, {option: value}; repeats are not told
     apart.
@@ -248,9 +239,6 @@ def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
 def run_name(record: Record) -> str:
     """Return the record's name, and which of several measurements of the cell it is."""
     return BETWEEN.join([record.name, *record.cell.run_suffixes(record.drift)])
-
-
-# Short names
 
 
 def spoken(name: str) -> str:

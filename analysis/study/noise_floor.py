@@ -284,9 +284,6 @@ def _digest(names: tuple[str, ...]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
-# noise_floor.json
-
-
 # One row: the group, the metric, and its scatter.
 ROW = msgspec.defstruct(
     "Row",

@@ -75,9 +75,6 @@ def listed(value: object) -> list[Mapping[str, Any]]:
     return [mapping(entry) for entry in value] if isinstance(value, list) else []
 
 
-# The facts of hosts
-
-
 def facts_of_hosts(record: Record) -> dict[str, Facts]:
     """Return {host: its facts}, in rank order, then those that have servers only; else {'': facts}.
 
@@ -177,9 +174,6 @@ def installation(record: Record, machine: str) -> str:
     if "torch" in environment.get("versions", {}):
         parts.append(f"torch {environment['versions']['torch']}")
     return ", ".join(parts)
-
-
-# Machines
 
 
 class Machines:
@@ -315,9 +309,6 @@ def gpu_models(record: Record) -> list[str]:
     names = identities_of(record)
     models = [names.get(("name", gpu)) for gpu in record.cell.members]
     return [model for model in dict.fromkeys(models) if model is not None]
-
-
-# The declared facts
 
 
 def _cpu(facts: Facts) -> str:

@@ -57,8 +57,6 @@ def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
     return parse_topology_text(text, gpu_name)
 
 
-# --- the text of nvidia-smi topo -m ---------------------------------------------------------------
-
 ANSI_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the header is underlined even in a pipe
 AFFINITY_COLUMN = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
 GPU_LABEL = re.compile(r"GPU(\d{1,9})")
@@ -248,8 +246,6 @@ class _TopologyTable:
             links[frozenset((self.devices[a], self.devices[b]))] = there
         return links
 
-
-# --- NCCL's topology XML --------------------------------------------------------------------------
 
 DEEPEST = 64
 NVSWITCH_PCI_CLASS = "0x068000"  # bridge, other

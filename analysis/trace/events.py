@@ -162,9 +162,6 @@ def split_nccl(kernels: Events, names: Names) -> tuple[Events, Flags]:
     return collectives, is_nccl
 
 
-# Arithmetic of sets of times
-
-
 def union(*many: Spans) -> Spans:
     """Return the set of all times that any interval covers; reversed ones cover nothing."""
     spans = np.concatenate(many) if many else NOTHING

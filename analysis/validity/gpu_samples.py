@@ -150,9 +150,6 @@ def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
     return measured
 
 
-# The GPUs
-
-
 def _gpu_facts(
     hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
 ) -> tuple[dict[str, float], dict[str, Any]]:
@@ -404,9 +401,6 @@ def _mean(samples: Iterable[Sample], name: str) -> float | None:
     if not values:
         return None
     return math.fsum(values) / len(values)
-
-
-# The CPU
 
 
 def _used_by_others(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:

@@ -291,8 +291,6 @@ def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | No
 
 
 # Whether NCCL chose an algorithm, a protocol or a number of channels that a setting rules out.
-
-
 def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
     if name not in WORDS:
         return
@@ -335,8 +333,6 @@ def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingOutco
 
 
 # Whether NCCL connected GPUs in a way that a setting rules out.
-
-
 def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingOutcome]:
     log = evidence.log
     if not log.transports:
@@ -439,8 +435,6 @@ def _level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
 
 
 # Whether a setting changed anything, against the log of the same cell without it.
-
-
 def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[SettingOutcome]:
     """Compare transports, channels and algorithms; nothing where one of them differs."""
     if name in without.settings and same_value(name, value, without.settings[name]):

@@ -42,9 +42,6 @@ STEP_FACTS = {
 ERRORS = "relative error {value:.2g}, allowed {allowed:.2g}"
 
 
-# Who ran
-
-
 @check("invalid", "rank {} wrote no complete samples")
 def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
     """a rank wrote no complete samples"""
@@ -125,9 +122,6 @@ def versions_differ(record: Record, _: ValidityLimits) -> Judgement:
         return unchecked(NOT_REPORTED)
     differing = record.checks["versions_differ"]
     return "; ".join(f"{name} {', '.join(of_ranks)}" for name, of_ranks in differing.items())
-
-
-# Weights, gradients and losses
 
 
 @check("invalid", "the ranks have different weights after synchronous steps")
@@ -241,9 +235,6 @@ def weights_still(record: Record, _: ValidityLimits) -> Judgement:
     return f"{arrays} arrays with {100 * share:.1f} % of the elements, the first is {first}"
 
 
-# Copies, collectives and solutions
-
-
 @check("invalid", "copies arrived with wrong data: {}")
 def copy_wrong(record: Record, _: ValidityLimits) -> Judgement:
     """`benchmark=p2p`: a copy did not bring the pattern that was sent"""
@@ -295,9 +286,6 @@ def solution_differs(record: Record, _: ValidityLimits) -> Judgement:
     if difference is None or allowed is None or difference <= allowed:
         return None
     return f"by up to {difference:.2g}, allowed {allowed:.2g}"
-
-
-# Whether what ran is what was asked
 
 
 @check("invalid", "the counted images are not steps × batch × ranks: {}")

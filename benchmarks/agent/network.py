@@ -101,8 +101,6 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 # Before a sweep: one host listens, the others connect, and it answers with a word.
-
-
 class ProbeListeners:
     """Listeners of this host, one an address, that answer every connection with a word."""
 

@@ -310,9 +310,6 @@ def record_paths(study: Path) -> list[Path]:
     return sorted(by_file.values())
 
 
-# Raw files, plain or packed
-
-
 def stored(path: Path) -> Path | None:
     """Return where a raw file lies: at its path or packed beside it; None where it is not there."""
     for candidate in (path, _packed(path)):

@@ -43,8 +43,6 @@ def named(shapes: dict[str, Any]) -> Any:
     return TypedDict("Optional", shapes, total=False)  # type: ignore[operator]
 
 
-# What was really used
-
 EFFECTIVE = optional(
     link_class=str,
     transport=str,
@@ -64,7 +62,6 @@ EFFECTIVE = optional(
     trace=dict[str, Any],
 )
 
-# Facts that checks judge
 
 STATIONARITY = optional(  # empty where too few steps were timed
     drift=Number, drift_beyond=Number, change=Number, change_beyond=Number, change_at=Number
@@ -227,7 +224,6 @@ PREDICTED = optional(
     refused=str,
 )
 
-# Tables
 
 SECONDS = required(rows=whole_rows(part=str, seconds=Number))
 

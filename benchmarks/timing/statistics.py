@@ -100,8 +100,6 @@ def flat(ms: Sequence[float], least: int, least_ms: float = 0.0) -> bool:
 
 
 # 95 % intervals of the mean, the median and the difference of correlated times inside one run.
-
-
 def mean_interval(windows: Windows) -> tuple[float, float]:
     """Return the 95 % interval of the mean; (nan, nan) below two values."""
     return _around(_mean(_joined(windows)), mean_half_width(windows))
@@ -199,8 +197,6 @@ def _mean(values: Sequence[float] | Array) -> float:
 
 
 # Whether a step time stayed the same while it was measured: drift, a sudden change, pauses.
-
-
 def stationarity(ms: Sequence[float]) -> dict[str, float]:
     """Return the drift and the largest change of a series, as shares of its mean.
 

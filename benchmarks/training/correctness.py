@@ -60,8 +60,6 @@ def equal_arrays(training: Training, ranks: Ranks) -> set[int]:
 
 
 # The exchanged gradient beside the mean.
-
-
 class ComparedElements:
     """The elements of a gradient that are compared: all of a small array, some of a large."""
 
@@ -296,8 +294,6 @@ def gathered(ranks: Ranks, values: Tensor) -> Tensor:
 
 
 # Checksums of tensors, made on their device: equal tensors have equal ones, and only these travel.
-
-
 def checksums(tensors: Sequence[Tensor]) -> list[bytes]:
     """Return 8 bytes for each tensor of one device, which depend on its bits and their order."""
     if not tensors:
@@ -334,8 +330,6 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 # Steps without exchange leave no trace: timed steps then go on as if these had never been.
-
-
 class Snapshot:
     """Copies of a rank's weights, buffers and the state of optimizer and scaler, on its device.
 
@@ -389,8 +383,6 @@ def _state(training: Training, whole: bool) -> list[Tensor]:
 
 
 # CUDA graphs: does a replay do what the step does without a graph, and how often did each run?
-
-
 def replay_differences(training: Training, drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
     """Return the array by which a replay differs most from the step without a graph.
 

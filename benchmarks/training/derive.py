@@ -311,8 +311,6 @@ def _interval_facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 # What something costs a step: steps with it against steps without it, in the order A B B A.
-
-
 def strategy_cost(lines: RankLines, period: int = 1) -> Derived:
     """Return what the strategy costs a step: steps with it against steps without exchange.
 
@@ -378,8 +376,6 @@ def _median_of(windows: Sequence[Sequence[float]]) -> float:
 
 
 # Whether the step stayed the same; analysis.validity.limits judges it.
-
-
 def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (checks, tables): did the step stay the same, and what does it cost each rank alone?
 
@@ -487,8 +483,6 @@ def _excess(values: Sequence[float], rank: int) -> float:
 
 
 # The exchange alone: a phase of benchmark=throughput, and benchmark=exchange.
-
-
 def exchange(lines: RankLines, cell: Cell) -> Derived | None:
     """Return the exchange alone and its references; None where none was measured.
 

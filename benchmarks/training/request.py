@@ -92,8 +92,6 @@ def _seconds_before(cell: Cell, step_s: float) -> float:
 
 
 # How many steps each window has, and when the timed windows are enough. Simulations call it too.
-
-
 def whole_periods(iterations: int, period: int) -> int:
     """Return the fewest iterations, at least these, that hold whole periods of a strategy."""
     return -(-iterations // period) * period

@@ -29,9 +29,6 @@ ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
 PASSES = "num_batches_tracked"  # a batch norm counts its passes on the device, in training alone
 
 
-# Inside the windows
-
-
 class WindowCounts:
     """What the steps of windows did, counted where it costs a step nothing.
 
@@ -105,9 +102,6 @@ def passes(network: nn.Module) -> int:
         if name.endswith(PASSES):
             total += int(buffer)
     return total
-
-
-# Before the windows and after them
 
 
 class SentTensors(TorchDispatchMode):

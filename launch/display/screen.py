@@ -332,8 +332,6 @@ class Screen:
 
 
 # An output that measuring outlives: a closed pipe or a lost terminal ends printing only.
-
-
 class ResilientStream(io.TextIOBase):
     """Writes to a stream until that fails once; what is written later is dropped."""
 

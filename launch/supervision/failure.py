@@ -244,9 +244,7 @@ def few_lines(log_tail: str, most: int) -> list[str]:
     return lines[-most:]
 
 
-# What the machine lacked: a rank without memory often dies silently
-
-
+# What the machine lacked: a rank without memory often dies silently.
 @dataclass(frozen=True)
 class ResourceSnapshot:
     """Counts of the kernel when a cell was started; `explain` compares them with those of now."""

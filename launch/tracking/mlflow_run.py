@@ -310,9 +310,6 @@ def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     return defaults
 
 
-# --- the parent run of a sweep
-
-
 def best_record(records: Iterable[Record]) -> Record | None:
     """Return the usable record with the best images/s, else the best of its benchmark's metric.
 
@@ -464,8 +461,6 @@ def cut_note(text: str, length: int) -> str:
 
 
 # The saved view of an experiment that `python -m launch ui` opens: runs, the fastest first.
-
-
 VIEW_ID = "ringside-cells"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_ID}"
 MOST_PARAMS, MOST_CHARTS = 6, 6

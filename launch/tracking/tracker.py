@@ -394,9 +394,6 @@ def _process_of(run: "Run") -> ProcessIdentity | None:
         return None
 
 
-# --- while a sweep runs
-
-
 class MlflowWriter:
     """Writes one sweep to MLflow, or prints once why that fails and how to do it later.
 
@@ -524,8 +521,6 @@ class MlflowWriter:
 
 
 # Write the records of a study that MLflow's store lacks. It can be repeated at any time.
-
-
 @dataclass(frozen=True)
 class SyncReport:
     """How many records `sync` wrote, found or could not read."""

@@ -335,8 +335,6 @@ def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 # Buckets that collectives move: flat tensors, padded so that every rank owns an equal share.
-
-
 def share_of(bucket: Bucket, world_size: int) -> int:
     """Return the elements of a bucket that each rank owns, with the padding of the last rank."""
     return -(-bucket.elements // (world_size * SHARE_ELEMENTS)) * SHARE_ELEMENTS

@@ -104,9 +104,6 @@ def _then(texts: Sequence[str], then: str = "then ") -> str:
     return f"{texts[0]}; {then}{join_words([*texts[1:]], MOST_NAMED)}"
 
 
-# ---- Copies between the host and the devices ----------------------------------------------------
-
-
 def host_link(study: Study, findings: Findings) -> Section:
     """Return what copies to and from the host reach."""
     rows = []
@@ -148,9 +145,6 @@ def host_link(study: Study, findings: Findings) -> Section:
     if parts:
         lines.append(f"GB/s between the host and {devices}: {'; '.join(parts)}.")
     return _section(lines, table)
-
-
-# ---- Collectives by message size ----------------------------------------------------------------
 
 
 def collectives(study: Study, findings: Findings) -> Section:
@@ -266,9 +260,6 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     )
 
 
-# ---- The collectives of scripts -----------------------------------------------------------------
-
-
 def script(study: Study, findings: Findings) -> Section:
     """Return which collectives a step of each script holds."""
     rows = []
@@ -280,9 +271,6 @@ def script(study: Study, findings: Findings) -> Section:
     caption = "Collectives of a step, by torch's flight recorder; the bytes of one rank."
     tables = (Table.of("exchanges", caption, columns, rows),) if rows else ()
     return Section("exchanges", "Collectives of a step", tables=tables)
-
-
-# ---- Copies between pairs of devices ------------------------------------------------------------
 
 
 def p2p(study: Study, findings: Findings) -> Section:
@@ -351,9 +339,6 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         yield f"Copies at the same time: {'; '.join(together)}."
 
 
-# ---- Halo exchange ------------------------------------------------------------------------------
-
-
 def jacobi(study: Study, findings: Findings) -> Section:
     """Return the times of the solver, and its speed-up over one device."""
 
@@ -395,9 +380,6 @@ def jacobi(study: Study, findings: Findings) -> Section:
         if seconds:
             text_of[runs] = text
     return _section(_ranking(f"Jacobi on {devices}", text_of), table)
-
-
-# ---- The exchange of gradients without training -------------------------------------------------
 
 
 def exchange(study: Study, findings: Findings) -> Section:

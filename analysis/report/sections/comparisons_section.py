@@ -51,9 +51,6 @@ VERDICT_WORDS = {NO_DIFFERENCE: "not significant", "": "not tested"}
 MOST_MATRICES = 2
 
 
-# ---- Strategies ---------------------------------------------------------------------------------
-
-
 def strategies(study: Study, findings: Findings) -> Section | None:
     """Return every set of equal cells with its rate, its exchange and what of it is exposed."""
     if not study.trains or (study.records and ran_alone(study)):
@@ -149,9 +146,6 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
     return row
 
 
-# ---- NCCL settings ------------------------------------------------------------------------------
-
-
 def settings(study: Study, findings: Findings) -> Section | None:
     """Return the transport, the exchange and the rate with each setting and without; else None."""
     if not findings.settings:
@@ -184,9 +178,6 @@ def settings(study: Study, findings: Findings) -> Section | None:
     if not all(effect.compared.verdict for effect in findings.settings):
         lines = ("Not tested: single runs do not show the run-to-run variation.",)
     return Section("settings", "NCCL settings", lines, tables=(table,))
-
-
-# ---- Which differences are real -----------------------------------------------------------------
 
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
@@ -348,9 +339,6 @@ def differences(findings: Findings) -> str:
     size = estimate(scaled(largest.difference, math.copysign(1, value)), "share")
     line = f"{second} is {size} {largest.verdict} than {first}{rest}."
     return f"Largest difference: {line}" if rest else line
-
-
-# ---- The noise floor ----------------------------------------------------------------------------
 
 
 def noise(study: Study, findings: Findings) -> Section | None:

@@ -38,9 +38,6 @@ MOST_VALUES = 4  # of one variable that are named
 MOST_COMMANDS = 40
 
 
-# ---- Validity -----------------------------------------------------------------------------------
-
-
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
     excluded, remarks, unchecked = [], [], []
@@ -146,9 +143,6 @@ def rehearsal(study: Study, findings: Findings) -> Section | None:
     return Section("rehearsal", "Would it run?", tables=(table,), finding=conclusion(records)[:1])
 
 
-# ---- Fast paths ---------------------------------------------------------------------------------
-
-
 def fast_paths(study: Study, findings: Findings) -> Section | None:
     """Return which fast paths engaged of those that were asked for; None where none was."""
     return fast_path_section([answer for record in study.usable for answer in answers(record)])
@@ -170,9 +164,6 @@ def fast_path_section(answered: Iterable[Answer]) -> Section | None:
     caption = "Fast paths that were asked for, and whether they engaged."
     table = Table.of("fast_paths", caption, columns, worst_first, lambda row: row[0].answer == NO)
     return Section("fast_paths", "Fast paths", tables=(table,)) if rows else None
-
-
-# ---- Environment --------------------------------------------------------------------------------
 
 
 def environment(study: Study, findings: Findings) -> Section:
@@ -255,9 +246,6 @@ def _facts(record: Record) -> dict[str, Any]:
     }
 
 
-# ---- Commands and cells -------------------------------------------------------------------------
-
-
 def commands(study: Study, findings: Findings) -> Section:
     """Return the command of each sweep."""
     sweeps = {record.sweep_id: tuple(record.overrides) for record in study.records}
@@ -337,9 +325,6 @@ def cells(study: Study, findings: Findings) -> Section:
         marked=lambda record: not _state(record).startswith("valid"),
     )
     return Section("cells", "Every run", tables=(table,))
-
-
-# ---- What the cells cost -------------------------------------------------------------------------
 
 
 # Parts that stand together. The last two are of older records.

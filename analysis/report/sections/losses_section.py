@@ -155,9 +155,6 @@ def _step(part: WaterfallPart | Estimate, name: str, ideal: float) -> WaterfallS
     return WaterfallStep(name, None, part.lost, text, colour, hatch, is_pale)
 
 
-# ---- One step, traced ----------------------------------------------------------------------------
-
-
 MOST_BYTES = 4 * 2**20  # of a drawing on the page
 SVG = "http://www.w3.org/2000/svg"
 SIZE = re.compile(r"0 0 ([0-9.]+) ([0-9.]+)")

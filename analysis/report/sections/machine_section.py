@@ -222,9 +222,6 @@ def links(study: Study, findings: Findings) -> Section | None:
     return Section("wires", "Bandwidth and links", tables=(table, worth))
 
 
-# ---- Lost time against the speed of the links ---------------------------------------------------
-
-
 def wire_lines(study: Study, findings: Findings) -> Section | None:
     """Return a line for each mechanism with its cells; None without one."""
     lines = findings.wire_lines

@@ -231,9 +231,6 @@ def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
     return f"On {most} GPUs: {'; '.join(parts)}."
 
 
-# ---- Against an option --------------------------------------------------------------------------
-
-
 class OptionLine(NamedTuple):
     """The rates of cells that differ in one option alone, by its value."""
 
@@ -341,9 +338,6 @@ def _option_figure(
         Axis(words_of(study)("images/s"), RATES, "rate", from_zero=True),
         f"Highest: {'; '.join(highest)}.",
     )
-
-
-# ---- Against forecasts ---------------------------------------------------------------------------
 
 
 INSIDE = {None: "", True: "yes", False: "no"}
