@@ -159,7 +159,7 @@ def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
 
 def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
     """Return a figure with drawings for the page: for a screen, and as wide as a phone."""
-    canvas, svgs = drawn.figure, []
+    canvas, svgs = drawn.figure, list[str]()
     before, height = canvas.get_size_inches()
     legend = canvas.axes[0].get_legend()
     for width in (screen_in, WIDTHS_IN["single"], before):
