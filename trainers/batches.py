@@ -69,13 +69,11 @@ def synthetic(
         if network.inputs == SAMPLES:
             assert isinstance(model, OwnModel)
             own = checked(cell, f"{network.builder}.batch", model.batch(samples, generator))
-            batches.append(own)
+            batches.append(tuple(tensor.to(device) for tensor in own))
         else:
             images = torch.randn(shape, generator=generator, device=device)
             labels = torch.randint(network.classes, (samples,), generator=generator, device=device)
             batches.append(as_computed(cell, (images, labels)))
-    if network.inputs == SAMPLES:
-        batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
     return itertools.cycle(batches)
 
 

@@ -568,9 +568,12 @@ def print_table(table: Table) -> None:
         parts[-1].append(index)
     for part in parts:
         columns = tuple(people.columns[index] for index in part)
-        rows = tuple(tuple(row[index] for index in part) for row in people.rows)
+        rows = []
+        for row in people.rows:
+            rows.append(tuple(row[index] for index in part))
         caption = people.caption if part is parts[0] else ""
-        out.print(replace(people, caption=caption, columns=columns, rows=rows).to_rich())
+        shown_part = replace(people, caption=caption, columns=columns, rows=tuple(rows))
+        out.print(shown_part.to_rich())
 
 
 def print_notes(notes: Iterable[str], most: int) -> None:

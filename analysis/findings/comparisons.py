@@ -213,8 +213,11 @@ class RateSteps:
         self._of_turns: dict[int, dict[str, float]] = defaultdict(dict)
         for repeats in sweeps.values():
             turns = sorted(repeats.values(), key=lambda turn: turn[0].started_at)
-            starts = [[record.started_at for record in turn] for turn in turns]
-            if any(max(earlier) >= min(later) for earlier, later in pairwise(starts)):
+            overlap = False
+            for earlier, later in pairwise(turns):
+                last_start = max(record.started_at for record in earlier)
+                overlap |= last_start >= min(record.started_at for record in later)
+            if overlap:
                 continue
             for turn in turns:
                 for record in turn:
@@ -245,7 +248,11 @@ class RateSteps:
                 has_all = self._of_turns[id(runs)].keys() >= common
                 if has_all and not runs.suspect and runs not in cells:
                     cells.append(runs)
-        rates = np.array([[self._of_turns[id(runs)][turn] for turn in turns] for runs in cells])
+        rows = []
+        for runs in cells:
+            of_turns = self._of_turns[id(runs)]
+            rows.append([of_turns[turn] for turn in turns])
+        rates = np.array(rows)
         means = rates.mean(axis=1)
         rest = rates - means[:, None]
         rest -= rest.mean(axis=0)
@@ -256,8 +263,9 @@ class RateSteps:
 
 def measured_apart(first: Runs, second: Runs) -> bool:
     """Return whether all runs of one cell started before those of the other."""
-    starts = [[record.started_at for record in runs.records] for runs in (first, second)]
-    return max(starts[0]) < min(starts[1]) or max(starts[1]) < min(starts[0])
+    starts = [record.started_at for record in first.records]
+    of_second = [record.started_at for record in second.records]
+    return max(starts) < min(of_second) or max(of_second) < min(starts)
 
 
 def why_no_verdict(study: Study, runs: Runs) -> str:

@@ -62,7 +62,10 @@ def diagnosis(lines: RankLines) -> Diagnosis:
     common = _common_steps(lines)
     if not common:
         return Diagnosis(len(lines), 0, unjudged="no step of all ranks was seen")
-    walls_ms = sorted(max(line["moments"][-1][1] for line in step.values()) for step in common)
+    walls_ms = []
+    for step in common:
+        walls_ms.append(max(line["moments"][-1][1] for line in step.values()))
+    walls_ms.sort()
     step_ms = statistics.fmean(walls_ms)
     counted: list[int] = []
     for line in of_kind(itertools.chain(*lines.values()), "steps"):
@@ -81,7 +84,10 @@ def diagnosis(lines: RankLines) -> Diagnosis:
         needed = f"it needs {FEWEST_STEPS} steps of DDP on CPU ranks, of two ranks or more"
         return Diagnosis(*facts, unjudged=f"{needed}; there are {len(steps)} of {len(lines)}")
     delays, least_ms = _slow_ranks(steps, step_ms, rate)
-    exposed_ms = _trimmed_mean([min(own[WAIT][SLEPT] for own in step.values()) for step in steps])
+    exposed = []
+    for parts in steps:
+        exposed.append(min(own[WAIT][SLEPT] for own in parts.values()))
+    exposed_ms = _trimmed_mean(exposed)
     links = _slow_link(lines, exposed_ms, rate * exposed_ms / (step_ms - exposed_ms))
     if links:
         least_ms[LINK] = EXPOSED_SHARE * step_ms
@@ -211,12 +217,14 @@ def _place_of(
     delay_ms, usual_ms = {}, {}
     names = {name for step in steps for name in step[rank] if name.partition(":")[0] in OWN}
     for name in names:
-        having = [step for step in steps if all(name in own for own in step.values())]
+        having, of_others = [], []
+        for step in steps:
+            if all(name in own for own in step.values()):
+                having.append(step)
+                of_others += [own[name][RAN] for each, own in step.items() if each != rank]
         if having:
             delay_ms[name] = _trimmed_mean(_excess_ms(having, rank, weights, [name]))
-            usual_ms[name] = statistics.median(
-                own[name][RAN] for step in having for each, own in step.items() if each != rank
-            )
+            usual_ms[name] = statistics.median(of_others)
     part = max(set(OWN) & set(delay_ms), key=delay_ms.__getitem__)
     if kind == FOREIGN_LOAD:
         return kind, part, None

@@ -417,7 +417,10 @@ def repeated_cells(study: Study, metric: str) -> dict[FloorGroup, list[str]]:
 def floor_row(runs: Runs, metric: str, floor: Floor) -> dict[str, Any]:
     """Return what the table of noise floors says of one floor."""
     group, entry, width = runs.group, entry_of(metric), half_width(floor, 1)
-    return {
+    half: dict[str, Any] = {"half_share": math.expm1(width), "half": None, "unit": ""}
+    if entry.signed:
+        half = {"half_share": None, "half": width, "unit": entry.unit}
+    return half | {
         "width": width,
         "strategy": group.strategy,
         "model": named(runs.records[0], "model" if runs.cell.trains else "benchmark"),
@@ -426,9 +429,6 @@ def floor_row(runs: Runs, metric: str, floor: Floor) -> dict[str, Any]:
         "optimize": group.optimize,
         "world_size": group.world_size,
         "metric": single_line(entry.title),
-        "half_share": None if entry.signed else math.expm1(width),
-        "half": width if entry.signed else None,
-        "unit": entry.unit if entry.signed else "",
         "runs": floor.runs,
         "freedom": floor.freedom,
         "lent_by": floor.lent_by,
