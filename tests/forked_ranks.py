@@ -94,9 +94,12 @@ class Trained:
         target = target_of("strategy", given["name"])
         self.strategy = load(strategy_of(given), target, hosts_of(case))
         self.prepared = self.strategy.prepare(self.model, self.optimizer)
-        generator = torch.Generator().manual_seed(100 + rank)
-        self.inputs = torch.randn(16, 7, generator=generator)
-        self.targets = torch.randint(3, (16,), generator=generator)
+        inputs, targets = [], []
+        for member in range(case["of_ranks"]) if "of_ranks" in case else [rank]:
+            generator = torch.Generator().manual_seed(100 + member)
+            inputs.append(torch.randn(16, 7, generator=generator))
+            targets.append(torch.randint(3, (16,), generator=generator))
+        self.inputs, self.targets = torch.cat(inputs), torch.cat(targets)
 
     def exchange(self):
         """Forward, backward and exchange; the loss."""

@@ -86,6 +86,22 @@ def _kvstore():
     return cases
 
 
+def _every():
+    """Cases of the campaign: every synchronous strategy, and one process with all batches."""
+    strategies = {"allreduce": {**REFERENCE, **SMALL_BUCKETS}, **SYNCHRONOUS}
+    strategies["hierarchical"] = {"name": "hierarchical", **SMALL_BUCKETS}
+    cases = {}
+    for workers, optimizer in itertools.product((3, 4), ("sgd", "adamw")):
+        for name, strategy in strategies.items():
+            case = _train(strategy, workers, optimizer=optimizer)
+            cases[f"every_{name}_{workers}_{optimizer}"] = case
+        none = _train({"name": "none"}, 1, optimizer=optimizer, of_ranks=workers)
+        cases[f"one_process_{workers}_{optimizer}"] = none
+    return cases
+
+
+EVERY = _every()
+
 # test_across_hosts: ranks of this machine that are told to be on several hosts
 HOSTS = {"2x2": [[0, 1], [2, 3]], "2x1": [[0], [1]], "3x1": [[0], [1], [2]]}
 HIERARCHICAL = {"name": "hierarchical", **SMALL_BUCKETS}
@@ -225,6 +241,6 @@ SYNCHRONISING = {f"synchronising_{ranks}": {"workers": ranks} for ranks in (2, 3
 # Cases that run together where a whole module of tests asks for them.
 GROUPS = (
     *({name: case} for name, case in (TRAINING | SYNCHRONISING).items()),
-    *(TOLD, _kvstore(), _across(), EXCHANGE, COLLECTIVE, HOST_LINK, JACOBI, P2P),
+    *(TOLD, _kvstore(), EVERY, _across(), EXCHANGE, COLLECTIVE, HOST_LINK, JACOBI, P2P),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}

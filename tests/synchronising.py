@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 
 import torch
 from build import make_cell, strategy_of
@@ -227,8 +228,12 @@ def sharded(rank, ranks):
         for optimizer in OPTIMIZERS:
             training = Training(cell_of(ranks, {"name": name}, optimizer), CPU, rank)
             training.step()
-            weights = sum(whole_bytes(parameter) for parameter in training.parameters)
-            found[f"{name} {optimizer} states"] = [states(training), weights]
+            sizes = [whole_bytes(parameter) for parameter in training.parameters]
+            padded = 0
+            for parameter, size in zip(training.parameters, sizes, strict=True):
+                rows = len(parameter)
+                padded += size * math.ceil(rows / ranks) * ranks // rows
+            found[f"{name} {optimizer} states"] = [states(training), sum(sizes), padded]
     return found
 
 

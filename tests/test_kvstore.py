@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rank_cases import ADAMW, FAR, HALF, SYNCHRONOUS
+from rank_cases import ADAMW, EVERY, FAR, HALF, SYNCHRONOUS
 
 
 def distance(weights, reference):
@@ -39,6 +39,20 @@ def test_four_ranks_give_the_weights_of_all_reduce(forked, name):
     for rank in ranks:
         assert rank["weights"] == ranks[0]["weights"]
         assert distance(rank["weights"], reference[0]["weights"]) < 2e-6
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", [name for name in EVERY if name.startswith("every_")])
+def test_every_strategy_gives_the_weights_of_one_process(forked, name):
+    """Shards, micro-steps and local SGD on three and four ranks: test_synchronising."""
+    workers, optimizer = name.split("_")[-2:]
+    ranks, (alone,) = forked(name), forked(f"one_process_{workers}_{optimizer}")
+    assert len(ranks) == int(workers)
+    for rank in ranks:
+        assert rank["weights"] == ranks[0]["weights"]
+        assert distance(rank["weights"], alone["weights"]) < (
+            1e-5 if optimizer == "adamw" else 2e-6
+        )
 
 
 @pytest.mark.parametrize(("hook", "limit"), [("fp16", 1e-3), ("bf16", 8e-3)])
