@@ -163,6 +163,9 @@ def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
     before, height = canvas.get_size_inches()
     legend = canvas.axes[0].get_legend()
     for width in (screen_in, WIDTHS_IN["single"], before):
+        if width == before and not svgs:
+            svgs.append(drawn.svg)
+            continue
         canvas.set_size_inches(width, height)
         if legend:  # on a phone below: beside it little would be left
             below = width == WIDTHS_IN["single"]
