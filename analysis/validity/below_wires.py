@@ -4,7 +4,6 @@ The NCCL settings of a cell are judged by nccl_settings: here nothing was asked.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from analysis.study.provenance import facts_of_hosts, gpus_of
 from analysis.topology.model import nvlink_count, nvlink_gb_per_s
@@ -23,14 +22,6 @@ LEAST_CHANNELS = 0.5
 LEAST_OF_NVLINKS = 0.4
 
 
-class WireUse(NamedTuple):
-    """A connection of two GPUs of one host."""
-
-    pair: str  # of ranks, 0->1
-    link_class: str
-    transport: str
-
-
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     """no setting asked for it, and NCCL joined GPUs of a host through SHM or NET that NVLink, PIX
@@ -43,18 +34,17 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     if not nccl.get("transports"):
         return unseen(record)
     settings = nccl.get("settings", {}).keys() | record.cell.nccl.keys()
-    uses = list(_wire_uses(record))
-    unused = []
-    for use in uses:
-        has_peer_access = nvlink_count(use.link_class) or use.link_class in PCIE_OF_PEERS
-        if has_peer_access and not use.transport.startswith("P2P/"):
-            unused.append(f"{use.transport} on {use.pair}, which {use.link_class} joins")
+    unused, link_classes = [], set()
+    for pair, link_class, transport in _wire_uses(record):
+        link_classes.add(link_class)
+        has_peer_access = nvlink_count(link_class) or link_class in PCIE_OF_PEERS
+        if has_peer_access and not transport.startswith("P2P/"):
+            unused.append(f"{transport} on {pair}, which {link_class} joins")
     if unused and not settings & WITHOUT_P2P:
         refusals = nccl.get("no_peer_access")
         if refusals:
             return CheckOutcome("finding", f"{list_some(unused)}; its log says: {refusals[0]}")
         return list_some(unused)
-    link_classes = {use.link_class for use in uses}
     if unused or len(link_classes) != 1 or settings & set(CHANNEL_LIMITS):
         return None
     (link_class,) = link_classes
@@ -64,7 +54,8 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     return _slow_ring(record, link_class)
 
 
-def _wire_uses(record: Record) -> Iterator[WireUse]:
+def _wire_uses(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Yield pair of ranks, link class and transport of each connection of two GPUs of one host."""
     facts, places = facts_of_hosts(record), record.cell.places
     for pair, transports in record.effective.get("nccl", {}).get("transports", {}).items():
         source, target = map(int, pair.split("->"))
@@ -76,7 +67,7 @@ def _wire_uses(record: Record) -> Iterator[WireUse]:
         gpus = f"{min(first, second)}-{max(first, second)}"
         link_class = facts.get(host, {}).get("links", {}).get(gpus, "")
         for transport in transports:
-            yield WireUse(pair, link_class, transport)
+            yield pair, link_class, transport
 
 
 def _slow_ring(record: Record, link_class: str) -> Judgement:
