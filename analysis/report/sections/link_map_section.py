@@ -13,7 +13,7 @@ from analysis.prediction.forecast import forecast
 from analysis.prediction.link_model import HostNetwork
 from analysis.prediction.query import CellQuery, query_of, workload_of
 from analysis.report.charts import MARKERS, new_axes
-from analysis.report.figure import INK, Figure, as_figure, colours
+from analysis.report.figure import Figure, as_figure, colours, figure_width, for_screen_and_phone
 from analysis.report.section import RATE, Section
 from analysis.report.table import Table, columns_of, numbers_table
 from analysis.study.names import BETWEEN, format_option, short_names
@@ -121,7 +121,7 @@ def _map(links: Sequence[Link]) -> Figure:
     names, palette, rows = short_names(fastest), colours(fastest), []
     for index, name in enumerate(fastest):
         look = {"marker": MARKERS[index % len(MARKERS)], "color": palette[name], "ls": ""}
-        axes.plot([], [], label=names[name], **look)
+        axes.plot([], [], label=names[name].replace(BETWEEN, "\n"), **look)
         for link in links:
             if link.fastest != name:
                 continue
@@ -129,18 +129,18 @@ def _map(links: Sequence[Link]) -> Figure:
             rows.append((x, y, name, link.name))
             axes.plot(x, y, markersize=9 if link.name else 3, **look)
             if not link.is_as_forecast:
-                axes.plot(x, y, "x", color=INK)
+                axes.plot(x, y, "x", color="white", zorder=3)
     axes.loglog()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set(xlabel="compute of a step ÷ sending its gradients", ylabel="ms between hosts")
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.17), frameon=False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     caption = (
         "The highest rate behind each link. Large: measured; small: forecast from one host alone; "
         "crossed: another one was forecast. A rate says nothing of how much a step learns."
     )
-    keys = ("compute_to_wire", "ms_between_hosts", "fastest", "link")
-    return as_figure(figure, "where-each-wins", caption, numbers_table(keys, rows))
+    data = numbers_table(("compute_to_wire", "ms_between_hosts", "fastest", "link"), rows)
+    return for_screen_and_phone(as_figure(figure, "where-each-wins", caption, data), figure_width())
 
 
 def _table(links: Sequence[Link]) -> Table:
