@@ -105,20 +105,14 @@ study_rehearsal() {
 }
 
 study_shared_gpu() {
-  # The tests of two GPUs that judge no speed, on one GPU with NCCL 2.30 (README.md). 1 GPU, 9 minutes.
+  # The tests of two GPUs that judge no speed, on one GPU with NCCL 2.30 (README.md), with nothing beside them. 1 GPU, 6 minutes.
   # Fills nothing: a failure is a fault of the code or of the test.
-  shared() {  # SECONDS NAME FILE [OPTION...]
-    local seconds=$1 title=$2 file=tests/$3 only=()
-    shift 3
-    if [ "${SMALL:-}" ]; then only=(--collect-only -q); fi
-    step "$seconds" "$title" "$PYTHON" -m pytest -n 0 --tb=short --timeout=150 --shared-gpu -m multi_gpu "${only[@]}" "$@" "$file"
-  }
-  LINES_SHOWN=30
-  shared 150 far_gpus test_far_gpus.py
-  shared 230 faults test_faults_gpu.py
-  shared 100 collectives test_collectives.py -k 'nccl and (all_gather or reduce_scatter or send_recv or graph or coalesced)'
-  shared 100 jacobi test_jacobi.py -k 3000
-  shared 100 collectives_of_torch test_collectives.py -k 'torch and (broadcast or gather or scatter)'
+  local only=()
+  if [ "${SMALL:-}" ]; then only=(--collect-only -q); fi
+  LINES_SHOWN=60
+  # First in its list, since its one test takes three minutes.
+  step 540 tests "$PYTHON" -m pytest -n 4 --dist load --tb=short --timeout=240 --durations=12 --shared-gpu -m multi_gpu "${only[@]}" \
+    tests/test_faults_gpu.py tests/test_far_gpus.py tests/test_collectives.py tests/test_jacobi.py
   finish
 }
 
@@ -145,16 +139,33 @@ study_asked() {
 }
 
 study_rewritten() {
-  # Which way to run a step is fastest, and whether two options gain: questions beside a grid. 1 GPU, 10 minutes, most of it compiling.
-  # Fills a table of answers and seconds. Copy $out/fastest_way, …, packed, to tests/data/h200_x1.
+  # Which way to run a step is fastest: a question beside a grid, with the code compiled before. 1 GPU, 10 minutes.
+  # Fills "A question beside its grid". Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.
   local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
   local ways="optimize=$(small eager,graph,compile,compile_graph,max eager,compile)"
+  export TORCHINDUCTOR_CACHE_DIR=$out/.compiled TRITON_CACHE_DIR=$out/.compiled/triton
+  [ "${SHOW:-}" ] || mkdir -p -m 700 "$out/.compiled"
   LINES_SHOWN=30
-  sweep 270 fastest_way "${common[@]}" "$ways" ask=fastest margin=1%
-  sweep 60 layout "${common[@]}" channels_last=true,false ask=differs margin=1%
-  sweep 60 format "${common[@]}" "precision=$(small fp32,tf32 fp32,bf16)" ask=differs margin=1%
-  cells 200 grid "${common[@]}" "$ways" repeats=3
-  finish fastest_way layout format grid
+  cells 170 before "${common[@]}" "optimize=$(small compile,compile_graph,max compile)"
+  sweep 250 asked_way "${common[@]}" "$ways" ask=fastest margin=1%
+  cells 400 grid "${common[@]}" "$ways" repeats=3
+  finish asked_way grid
+}
+
+study_formats() {
+  # Whether a layout and TF32 gain, on two models: four questions of two candidates. 1 GPU, 7 minutes.
+  # Fills "A question beside its grid". Copy $out/asked_layout_MODEL, …, packed, to tests/data/h200_x1.
+  local network studies=()
+  LINES_SHOWN=14
+  # The first step in fp32 is slow at larger batches: cuDNN tried its algorithms for 55 s at 256.
+  for network in $(small "resnet50 inception_v3" fmnist_cnn); do
+    sweep 110 "asked_layout_$network" gpus=0 "model=$network" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0 \
+      channels_last=true,false ask=differs margin=1%
+    sweep 130 "asked_format_$network" gpus=0 "model=$network" "batch_size=$(small 64 16)" "${windows[@]}" "${short[@]}" noise_pairs=0 \
+      "precision=$(small fp32,tf32 fp32,bf16)" ask=differs margin=1%
+    studies+=("asked_layout_$network" "asked_format_$network")
+  done
+  finish "${studies[@]}"
 }
 
 study_strong_scaling() {
