@@ -86,7 +86,7 @@ def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(
 
 @pytest.mark.parametrize(
     ("number", "asked"),
-    enumerate(OTHER_COLLECTIVES),
+    list(enumerate(OTHER_COLLECTIVES)),
     ids=["-".join(map(str, asked.values())) for asked in OTHER_COLLECTIVES],
 )
 def test_other_forms_of_collectives_return_what_they_should(forked, number, asked):

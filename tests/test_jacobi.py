@@ -156,7 +156,7 @@ def test_plain_operators_are_the_definition():
     assert torch.allclose(slab.inner(5), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("number", "grid"), enumerate(KERNELS), ids=map(str, KERNELS))
+@pytest.mark.parametrize(("number", "grid"), list(enumerate(KERNELS)), ids=map(str, KERNELS))
 def test_the_kernel_computes_what_plain_operators_do(forked, number, grid):
     pytest.importorskip("triton")
     found = forked("jacobi_kernel")[0][number]

@@ -44,7 +44,7 @@ def ring_values(matrix, order):
     return (min(links), links[0]) if len(order) == 2 else (min(links), sum(links))
 
 
-@pytest.mark.parametrize(("seed", "count"), product(range(2), (2, 3, 4, 6)))
+@pytest.mark.parametrize(("seed", "count"), list(product(range(2), (2, 3, 4, 6))))
 def test_best_and_worst_equal_brute_force(seed, count):
     """By bandwidth; among equal sets and within one, by slowest link and sum of an order."""
     matrix = symmetric(6, seed, [1, 2, 3] if seed % 2 else range(1, 100))
