@@ -72,7 +72,7 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         if "" in [part.strip() for part in value.split(",")] and not {"'", '"'} & set(value):
-            return f"{error.override}: a value is missing beside a comma; write {key}=A,B"
+            return f"{error.override}: a value is missing next to a comma; write {key}=A,B"
         return (
             f"{error.override}: not in Hydra's grammar; put a text with special characters in "
             f"quotes, {key}=\"'…'\""
@@ -104,7 +104,7 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
 
 def _wrong_value(cause: OmegaConfBaseException, arguments: Sequence[str]) -> str:
     key = str(cause.full_key)
-    typed = [text.lstrip("+") for text in arguments if text.lstrip("+~").partition("=")[0] == key]
+    typed = [text for text in arguments if text.lstrip("+~").partition("=")[0] == key]
     argument = typed[-1] if typed else key
     accepts = _accepts(key)
     if isinstance(cause, MissingMandatoryValue):

@@ -93,10 +93,10 @@ def test_without_the_moments_of_every_rank_the_parts_stay_unknown(damaged):
         made.append(dataclasses.replace(one, tables=tables))
     _, found = parts(made)
     assert {TAIL, SLOWED, REST}.isdisjoint(found)
-    why = {"alone": "no GPU's steps were observed alone", "number": "a replay of a graph"}.get(
-        damaged, "no step was observed"
+    why = {"alone": "no GPU's steps were traced alone", "number": "a replay of a graph"}.get(
+        damaged, "no step was traced"
     )
     assert (
         found[COMMUNICATION].lost is not None
-        and f"its parts are not known: {why}" in found[COMMUNICATION].why
+        and f"not split further: {why}" in found[COMMUNICATION].why
     )

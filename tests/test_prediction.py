@@ -317,7 +317,9 @@ def test_launches_of_a_full_queue_count_as_those_of_a_smaller_batch():
         of_one = cell.ranks == 1 and cell.cost_ms is not None
         cells.append(replace(cell, launch_ms=launches[cell.query.batch_size] if of_one else ()))
     made = forecast(replace(calibration, cells=tuple(cells)), small)
-    assert made.compute_ms == 40.0 and "40 ms ± 24 % to launch a step (2 values)" in made.why[0]
+    assert (
+        made.compute_ms == 40.0 and "40 ms ± 24 % to launch a step (2 measurements)" in made.why[0]
+    )
 
 
 def test_a_launch_bounds_a_batch_that_nobody_measured_and_no_other():

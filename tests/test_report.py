@@ -228,7 +228,7 @@ CASES = {
     "one cell": ([ONE], "To measure scaling: python launch.py -m"),
     "no baseline": (
         [small(1, [0, 1], 100.0)],
-        "To measure the efficiency and break down the loss: python launch.py -m",
+        "To measure the efficiency and see where the rate is lost: python launch.py -m",
     ),
     "only invalid": ([ONE | {"validity": INVALID}], "The only run gave no number that can be used"),
     "only failed": ([ONE | {"state": "failed", "metrics": {}}], "was to be trained with"),
@@ -315,7 +315,7 @@ HEADLINES = {
             small(2 + index, PAIR, 190 + index, validity=SUSPECT, strategy=name)
             for index, name in enumerate(("nccl_allreduce", "kvstore_device"))
         ],
-        "Which is fastest on 2 GPUs cannot be told: every run is suspect.",
+        "The fastest on 2 GPUs is not known: every run is suspect.",
     ),
     # A study that several commands share.
     "another model with one strategy": (
@@ -357,7 +357,7 @@ def test_the_headline_is_of_the_default_on_most_gpus_with_the_best_baseline(
     [
         (5, 0.0005, ". Largest confirmed cause: exposed communication, "),
         (3, 0.02, "; no cause is significant"),
-        (1, 0.0005, " × the slowest GPU without a strategy."),
+        (1, 0.0005, " × the rate of the slowest GPU alone."),
     ],
 )
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
@@ -410,7 +410,7 @@ def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
     for number, gpus in enumerate(([0], [1], [0, 1])):
         made.append(small(number, gpus, 100.0, cell={"device": "cpu"}))
     content, _ = examine(study(tmp_path / "study", made))
-    assert any("images per CPU worker and step" in line for line in content.finding)
+    assert any("images per CPU worker per step" in line for line in content.finding)
     texts = [*content.finding, *content.unsaid]
     for section in content.sections:
         texts += [*section.lines, *(figure.caption for figure in section.figures)]

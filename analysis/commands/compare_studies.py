@@ -61,7 +61,9 @@ NOT_IN_TURN = (
     "A and B were not measured in turn: heat, clocks or neighbours that change from one sweep to "
     "the next look like a difference."
 )
-ONCE_MORE = "To check the noise between sweeps, run A twice under different names and compare."
+ONCE_MORE = (
+    "To see how much two sweeps differ by chance, run A twice under two names and compare them."
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

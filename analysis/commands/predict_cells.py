@@ -532,10 +532,14 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
 def _error_lines(errors: Mapping[str, Any]) -> list[str]:
     with_forecast = errors["cells"] - errors["not_forecast"]
     lines = [f"{with_forecast} of {errors['cells']} held-out configurations have a forecast."]
-    for key, what in (("cost", f"Overhead ({errors['cost_cells']} of them)"), ("step", "Step")):
+    for key, what in (("cost", "Overhead"), ("step", "Step")):
         if errors[key] is not None:
             error, null = number(errors[key], "share"), number(errors[f"null_{key}"], "share")
-            lines.append(f"{what}: mean error {error}; assuming that nothing changes, {null}.")
+            cells = errors["cost_cells"] if key == "cost" else with_forecast
+            lines.append(
+                f"{what}: mean error of {count(cells, 'forecast')} {error}; of the guess that "
+                f"nothing changes, {null}."
+            )
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:
         needed = f"cross-validation needs {FEWEST_HELD_OUT + 1} measured configurations"

@@ -55,8 +55,8 @@ INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"  #
 TAIL = "exchange after the last gradient"
 SLOWED = "backward slowed by the exchange"
 REST = "exposed, not explained"
-UNSEEN = "no step was observed (benchmark.calibrate=timeline)"
-UNSEEN_ALONE = "no GPU's steps were observed alone"
+UNSEEN = "no step was traced; benchmark.calibrate=timeline does"
+UNSEEN_ALONE = "no GPU's steps were traced alone"
 UNSPLIT = (
     "no host was measured alone with all its GPUs: what is lost inside hosts and between them is "
     "not told apart"
@@ -128,7 +128,7 @@ def in_parts(
         reason = UNSEEN_ALONE
         if not together:
             reason = _why_unseen(runs.records[0])
-        return [LossPart(name, exposed, _joined(why, f"its parts are not known: {reason}")), *rest]
+        return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
     tail, slowed = together[TAIL] - tail_alone, together[SLOWED] - slowed_alone
     unexplained = LossPart(REST, exposed - tail - slowed)
     return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]

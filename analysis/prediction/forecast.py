@@ -43,8 +43,8 @@ ASSUMED_SCATTER = (
     "assumed"
 )
 NOT_IN_IT = (
-    "more GPUs than measured: data loading, stragglers and networks shared with other jobs are not "
-    "included"
+    "for more GPUs than were measured, the forecast leaves out data loading, stragglers and "
+    "networks shared with other jobs"
 )
 NOT_SCORED = "no error bars: runs on one GPU, or without an exchange, are not cross-validated"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"

@@ -207,8 +207,8 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
     share = max(OF_LAUNCH, math.sqrt(spread)) * math.sqrt(1 + 1 / values)
     if middle_ms > mean(step):
         why += (
-            f". GPUs wait for the CPU there, which needs {middle_ms:.0f} ms ± {100 * share:.0f} % "
-            f"to launch a step ({count(values, 'value')})"
+            f". The GPUs wait for the CPU, which needs {middle_ms:.0f} ms ± {100 * share:.0f} % to "
+            f"launch a step ({count(values, 'measurement')})"
         )
     return np.maximum(step, scaled_normal(middle_ms, share, f"launch {query.workload}")), why
 

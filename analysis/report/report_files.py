@@ -150,7 +150,7 @@ def _links(record: Record) -> str:
 def batch_of(record: Record) -> str:
     """Return the images of a step, in words."""
     if record.cell.global_batch_size is None:
-        return f"{record.cell.batch_size:,} images per GPU and step"
+        return f"{record.cell.batch_size:,} images per GPU per step"
     return f"{record.cell.global_batch_size:,} images per step on all GPUs together"
 
 

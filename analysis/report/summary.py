@@ -166,11 +166,11 @@ def measured(study: Study) -> str:
     number_of = len(_names(records, "benchmark"))
     subject = _several(records, "benchmark")
     if number_of == 1:
-        subject = f"The benchmark {subject}"
+        subject = f"Benchmark {subject}"
     elif number_of <= MOST_NAMES:
-        subject = f"The benchmarks {subject}"
+        subject = f"Benchmarks {subject}"
     if models:
-        subject += f" ({models})"
+        subject += f" with {models}"
     verb = "ran" if is_done else "failed"
     return f"{subject} {verb} on {_devices(study, records)}."
 
@@ -286,7 +286,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     if of_first.cell.trains and len(_names(study.usable, "model")) > 1:
         devices += f" ({single_line(of_first.cell.model.name, 80)})"
     if all(all(map(is_suspect, each.runs.records)) for each in ranking.configurations):
-        return [f"Which is fastest on {devices} cannot be told: every run is suspect."]
+        return [f"The fastest on {devices} is not known: every run is suspect."]
     first = ranking.fastest
     if first is None:
         highest, second, *_ = ranking.configurations
@@ -435,7 +435,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             continue
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
         line = f"Scaling loss: {gap} of {number(fall.ideal.value, 'rate')} images/s, which is "
-        line += f"{point.world_size} × the slowest GPU without a strategy"
+        line += f"{point.world_size} × the rate of the slowest GPU alone"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
@@ -473,9 +473,9 @@ def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
         if any(len(gpus_of(record.environment)) != 1 for record in records):
             offers.append(("measure scaling", "gpus=scale"))
     elif main is not None and study.trains and not findings.waterfalls:
-        aim = "break down the loss"
+        aim = "see where the rate is lost"
         if main.point.efficiency is None:
-            aim = "measure the efficiency and break down the loss"
+            aim = "measure the efficiency and see where the rate is lost"
         offers.append((aim, "waterfall=true"))
     if findings.comparisons and not any(each.verdict for each in findings.comparisons):
         offers.append(("test which differences are significant", "repeats=5"))

@@ -24,9 +24,9 @@ LEAST_OF_NVLINKS = 0.4
 
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
-    """no setting asked for it, and NCCL joined GPUs of a host through SHM or NET that NVLink, PIX
-    or PXB joins (finding: its log says that peer access is missing), had half of the usual channels
-    over NV18 or less, or the ring of a reference reached less than 40 % of its NVLinks
+    """no setting asked for it, and NCCL joined GPUs of a host by SHM or NET although NVLink, PIX or
+    PXB joins them (a finding if its log says that peer access is missing), had half of the usual
+    channels over NV18 or less, or the ring of a reference reached less than 40 % of its NVLinks
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """

@@ -12,10 +12,10 @@ from conf import groups
 from conf.schema import ValidityLimits
 
 REMEDIES = {
-    "invalid": "Do not use the numbers. Run again; if the code stays, look at the rank that its "
-    "sentence names, and at code of your own in the run.",
-    "suspect": "Run again on an idle machine; repeats=3 shows whether it stays.",
-    "finding": "Nothing has to be done.",
+    "invalid": "Do not use the numbers. Run again. If it happens again, look at the rank that is "
+    "named, and at your own code.",
+    "suspect": "Run again on an idle machine; repeats=3 shows whether it happens each time.",
+    "finding": "Nothing to do.",
 }
 NOT_REPORTED = "the ranks did not report it"
 OF_SCRIPT = "it needs Ringside's own training loop, and this is a script's"

@@ -86,47 +86,49 @@ OTHER_CODES = {
     "setting_ignored": (
         "invalid",
         "NCCL did not announce a setting that it announces when it takes it",
-        "Look at the spelling and at what this NCCL version knows; nccl/*.log has its words.",
+        "Check the spelling, and in nccl/*.log of the run whether this NCCL version knows it.",
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting rules out. Suspect: P2P over a longer path "
-        "than a level other than NVL allows, or no P2P where the level allows it",
-        "Look at nccl/*.log of the run: another setting or a missing permission decides.",
+        "NCCL connected GPUs in a way that a setting forbids. Suspect if P2P_LEVEL allows P2P and "
+        "NCCL did not use it, or NCCL used P2P over a longer path than a P2P_LEVEL other than NVL "
+        "allows",
+        "Look at nccl/*.log of the run: another setting or a missing permission may override this "
+        "one.",
     ),
     "algorithm_unexpected": (
         "invalid",
-        "NCCL chose an algorithm or protocol that a setting rules out",
+        "NCCL chose an algorithm or protocol that a setting forbids",
         "Name the collective too, as in nccl.algo=allreduce:tree.",
     ),
     "channels_unexpected": (
         "invalid",
-        "NCCL chose a number of channels that a setting rules out",
-        "Take a number that NCCL allows for these GPUs.",
+        "NCCL chose a number of channels that a setting forbids",
+        "Choose a number of channels that NCCL allows for these GPUs.",
     ),
     "does_not_verify": (
         "invalid, in the report alone",
-        "the record does not say what its raw samples say",
-        "Take the record from where it was measured; it was changed or damaged since.",
+        "the numbers of the record are not those of its raw samples",
+        "Copy the record again from where it was measured: it was changed or damaged.",
     ),
     "hosts_unexpected": (
         "suspect",
-        "NCCL sees the ranks on another number of hosts than the cell has",
-        "Look at NCCL_HOSTID and at the hostnames of containers.",
+        "NCCL counts another number of hosts than the run has",
+        "Check NCCL_HOSTID and the host names of containers.",
     ),
     "profiled": (
         "finding",
-        "the cell has a trace, from a pass that supplied no rate",
-        "Nothing has to be done.",
+        "the run has a trace, made in a pass of its own that gives no rate",
+        "Nothing to do.",
     ),
     "setting_no_effect": (
         "finding",
-        "a setting changed nothing that the log shows, against the same cell without it",
-        "Leave the setting out, or try a value that is further away.",
+        "a setting had no effect: NCCL's log shows the same as in the run without it",
+        "Leave the setting out, or try a value further from NCCL's default.",
     ),
     "effect_not_checked": (
         "unchecked",
-        "a variable of `nccl.other` was set, and no rule says what it should change",
+        "a variable of `nccl.other` was set, and Ringside does not know what it should change",
         "Compare with the same run without the variable.",
     ),
 }

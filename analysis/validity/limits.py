@@ -70,8 +70,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the timed windows are shorter than what passed: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs: in each timed window at least 1.5 % more time passed by the times of a rank's lines
-    than both clocks of the window say
+    """GPUs: in each timed window the times of a rank's lines show at least 1.5 % more time than
+    both clocks of the window
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -89,13 +89,13 @@ def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
     needs="unaccounted_share",
 )
 def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
-    """the samples of a window differ from its time by more than 0.1 %"""
+    """the samples of a window add up to another time than the window's own, by more than 0.1 %"""
     return beyond(record.checks["unaccounted_share"], MOST_UNACCOUNTED, "% of it differs")
 
 
 @check("suspect", "the exchange was too fast to be a whole exchange: {}")
 def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange took less than 1 ÷ 1.2 of its reference: it was hardly awaited"""
+    """the exchange took less than 1 ÷ 1.2 of the time of its reference: it was hardly awaited"""
     ratio = record.metrics.get("comm/ideal_ratio")
     if ratio is not None:
         if ratio <= MOST_OF_REFERENCE:
@@ -113,7 +113,9 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
     "the exchange was faster than its reference: {} (the reference is simpler code and no limit)",
 )
 def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange took less than 1 ÷ 1.05 of its reference: simpler code is not always faster"""
+    """the exchange took less than 1 ÷ 1.05 of the time of its reference: simpler code is not always
+    faster
+    """
     ratio = record.metrics.get("comm/ideal_ratio")
     # above MOST_OF_REFERENCE it is faster_than_reference
     if ratio is None or not EXPECTED_OF_REFERENCE < ratio <= MOST_OF_REFERENCE:
@@ -137,7 +139,7 @@ def noisy(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the GPU waits for the CPU to launch work: {}")
 def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
-    """the GPU idles in a step for more than {idle_limit}
+    """the GPU idles for more than {idle_limit} of a step
 
     Use a larger batch_size, optimize=compile or optimize=graph.
     """
@@ -213,7 +215,7 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """in the mean of all timed windows, iteration by iteration, the step time changed or drifted as
+    """averaged over all timed windows, iteration by iteration, the step time changed or drifted as
     in not_stationary
     """
     facts = record.checks["stationarity_in_windows"]
@@ -239,7 +241,7 @@ def _changes(record: Record, facts: Mapping[str, float], limits: ValidityLimits)
 
 @check("suspect", "the times of the steps were rounded: {}", needs="grid_ms", since=7)
 def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
-    """all timed steps are whole multiples of 0.01 ms or more, which is above 0.01 % of the step"""
+    """all timed steps are whole multiples of 0.01 ms or more: above 0.01 % of the step"""
     grid_ms, step_ms = record.checks["grid_ms"], record.metrics.get(STEP, math.inf)
     if grid_ms <= MOST_OF_GRID * step_ms:
         return None
@@ -289,8 +291,8 @@ def _shares_cores(record: Record) -> bool:
 
 @check("suspect", "steps with the exchange were shorter than steps without it: {}", since=7)
 def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
-    """the cost of the strategy lies below 0 by 1.5 half-widths of its interval and by 0.2 % of a
-    step
+    """the time that the strategy adds to a step is below 0 by 1.5 half-widths of its interval and
+    by 0.2 % of a step
     """
     ends = interval(COST, record.within_run)
     if ends is None or COST not in record.metrics:
@@ -327,8 +329,8 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "time between the steps is missing in their times: {}")
 def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
-    """CPU workers: more than 2 % of the time, and 0.1 ms a step, lies between the steps, in no
-    sample
+    """CPU workers: more than 2 % of the time, and 0.1 ms a step, passed between the steps and is in
+    no sample
     """
     if record.cell.device == "cuda":
         return not_applicable("on GPUs clocks_disagree checks this")
@@ -343,7 +345,7 @@ def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the step lies outside the interval of its forecast: {}")
 def unexplained(record: Record, _: ValidityLimits) -> Judgement:
-    """the step and its 95 % interval lie outside the interval that was forecast before the cell
+    """the step and its 95 % interval lie outside the interval that was forecast before the run
 
     Run again; if it stays, the forecast lacks something: see its row in the report.
     """
@@ -417,8 +419,8 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
-    """the efficiency is above 1 by more than 3 standard deviations of the ratio of both rates, at
-    least 100.5 %; above 102 % where the scatter between runs is unknown
+    """the efficiency is at least 100.5 %, and above 1 by more than 3 standard deviations of the
+    ratio of both rates; above 102 % where the scatter between runs is unknown
 
     Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """

@@ -54,7 +54,7 @@ def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "ranks ran on other GPUs than requested: {}")
 def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank reports another UUID than planned, or its lines lie in another's file"""
+    """a rank ran on another GPU than planned (by UUID), or its lines are in another rank's file"""
     planned = record.environment.get("planned_uuids")
     if not planned:
         if record.cell.device == "cuda":
@@ -73,8 +73,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: what the ranks told each other (host, process, UUID) is not what each wrote,
-    or not what was planned
+    """several hosts: a rank met others (host, process, GPU UUID) than planned, or than those that
+    wrote its study
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:
@@ -175,7 +175,7 @@ def _not_compared(record: Record) -> Judgement:
 
 @check("invalid", "synchronised weights are not the mean of the ranks' own: {}", since=8)
 def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
-    """weights behind a synchronisation are not the mean of what the ranks' own steps gave
+    """after a synchronisation the weights are not the mean of the ranks' own
 
     Look at the strategy's code: it must average the weights of all ranks.
     """
@@ -193,9 +193,9 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
 def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange alone did not return the mean of known gradients, in its worst array: in
-    `benchmark=exchange` by more than 10⁻⁴, in `throughput` by more than n units in the last place
-    or the rounding of what is sent
+    """the exchange alone did not return the mean of known gradients. Allowed in its worst
+    array: 10⁻⁴ in `benchmark=exchange`; in `throughput` n units in the last place, or the rounding
+    of what is sent
     """
     error, tolerance = record.checks.get("exchange_error"), record.checks.get("exchange_tolerance")
     if error is not None and tolerance is not None:
@@ -227,7 +227,7 @@ def loss_not_finite(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "weights did not change while steps were timed: {}", needs="weights_still")
 def weights_still(record: Record, _: ValidityLimits) -> Judgement:
-    """weights that should move did not change in the timed steps"""
+    """weights that should change did not change in the timed steps"""
     arrays = record.checks["weights_still"]
     if not arrays:
         return None
@@ -280,7 +280,7 @@ def wrong_elements(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the solution differs from that of one device: {}")
 def solution_differs(record: Record, _: ValidityLimits) -> Judgement:
-    """the split grid has another solution than one GPU"""
+    """the solution on several GPUs is not that of one GPU"""
     difference = record.checks.get("solution_difference")
     allowed = record.checks.get("solution_tolerance")
     if difference is None or allowed is None or difference <= allowed:
@@ -290,7 +290,7 @@ def solution_differs(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the counted images are not steps × batch × ranks: {}")
 def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """images counted, or those that entered the model, are not steps × batch × ranks"""
+    """the images counted, or those that entered the model, are not steps × batch × ranks"""
     counted = record.metrics.get("throughput/images")
     steps = record.metrics.get("step/iterations")
     if counted is None or steps is None:
@@ -325,8 +325,8 @@ def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     since=7,
 )
 def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the windows of a rank have other iterations than its heartbeats count: one is missing, cut or
-    written twice
+    """the windows of a rank hold other iterations than its heartbeats counted: one is missing, cut
+    or written twice
     """
     count = record.checks["iterations_missing"]
     if not count:
@@ -376,7 +376,9 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the longest steps of a window were cut: {}")
 def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
-    """three steps of a window, and 5 %, took exactly as long as its longest, and no others alike"""
+    """at least three steps of a window, and 5 % of them, took exactly as long as its longest, and
+    no other steps are alike
+    """
     steps = record.checks.get("equal_longest")
     if not steps:
         return None
@@ -385,9 +387,9 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
 def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
-    """what steps do in the timed windows, or right after them, is not what they did before: passes
-    through the model and their images and layers, updates, collectives with their bytes and order,
-    or modules in training mode
+    """a step in the timed windows, or right after them, does not do what it did before: passes
+    through the model with their images and layers, updates, collectives with their bytes and order,
+    modules in training mode
     """
     facts = record.checks
     if "counted" not in facts or "arithmetic" not in facts:
@@ -433,7 +435,7 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "gradients travelled before the last micro-step: {}", since=8)
 def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
-    """of accumulate > 1: a micro-step before the last reduced gradients between ranks
+    """with accumulate above 1: ranks exchanged gradients before the last micro-step
 
     Look at the strategy's code: in `accumulating()` gradients only add up.
     """
@@ -449,7 +451,7 @@ def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "torch.compile was asked for and compiled nothing", needs="graphs", compiled=True)
 def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
-    """nothing that torch.compile made took part in the steps
+    """nothing that torch.compile made ran in the steps
 
     Look for graph breaks in the rank's log (TORCH_LOGS=graph_breaks), or use optimize=eager.
     """
@@ -468,7 +470,7 @@ def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     compiled=True,
 )
 def compiled_while_timed(record: Record, _: ValidityLimits) -> Judgement:
-    """torch.compile made graphs in the timed windows
+    """torch.compile still compiled in the timed windows
 
     Raise benchmark.warmup_iterations so that all shapes are compiled before.
     """
@@ -512,7 +514,7 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """counts of the bytes of gradient, exchange and rates differ, or differ from what the
+    """the bytes counted for gradient, exchange and rates differ, or are not those that the
     strategy's YAML declares
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics

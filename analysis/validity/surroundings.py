@@ -42,7 +42,7 @@ Phases = Mapping[str, Mapping[str, Any]]
 
 @check("suspect", "NCCL used a setting that was not asked for: {}")
 def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL announced a setting that neither the request nor Ringside made; those that forbid NVLink
+    """NCCL announced a setting that neither you nor Ringside made; those that forbid NVLink
     multicast are allowed
 
     Unset the variable, or remove it from nccl.conf.
@@ -220,10 +220,11 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program began on these GPUs after the start: {}", since=7)
 def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
-    """while steps are timed the driver lists a process more, or memory that is not the cell's grows
-    by more than {foreign_growth_gib}. Suspect: memory grows so and the driver does not say whose;
-    every GPU is busier than the same steps keep it that are launched ahead, by more of the time
-    than {foreign_busy_share} and than the 95 % interval of their mean
+    """while steps are timed the driver lists one more process, or memory that is not the run's
+    grows by more than {foreign_growth_gib}. Suspect if memory grows so and the driver does not say
+    whose it is, or if every GPU is busy for longer than the same steps keep it when they are
+    launched ahead: by more than {foreign_busy_share} of the time and than the 95 % interval of
+    their mean
 
     Stop the other programs on these GPUs and run again.
     """
@@ -287,7 +288,7 @@ def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) 
 
 @check("suspect", "other programs used the CPU: {}")
 def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
-    """in a measured phase other programs used more of the cell's cores than {foreign_cpu_limit}
+    """in a measured phase other programs used more than {foreign_cpu_limit} of the run's cores
 
     Stop other programs on this machine and run again; finished runs stay.
     """

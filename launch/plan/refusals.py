@@ -120,7 +120,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine",
         lambda config: not config.nodes and config.engine.name in REMOTE,
-        "needs nodes=, which says on which hosts; nodes=1 is one host, nodes=a,b are two",
+        "needs nodes=, the hosts to run on: by name as nodes=a,b or by number as nodes=2",
     ),
     Refusal(
         "hosts",
@@ -190,12 +190,12 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine.python",
         lambda config: not _is_whole_path(config.engine.python),
-        "expected a whole path there, which begins with /",
+        "expected an absolute path on the hosts, which begins with /",
     ),
     Refusal(
         "engine.folder",
         lambda config: not _is_whole_path(config.engine.folder),
-        "expected a whole path there, which begins with /",
+        "expected an absolute path on the hosts, which begins with /",
     ),
     Refusal(
         "study",

@@ -333,8 +333,8 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
         share = median_and_interval(runs, f"p2p/{pattern}_share")
         if total and share:
-            kept = f"each keeps at least {share} of its rate alone"
-            together.append(f"{what} {total} GB/s together, and {kept}")
+            kept = f"each keeps at least {share} of the rate it has alone"
+            together.append(f"{what} reach {total} GB/s together, and {kept}")
     if together:
         yield f"Copies at the same time: {'; '.join(together)}."
 
