@@ -511,8 +511,8 @@ def server_gpus(
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: expected auto, or {servers} of "
-            f"{', '.join(map(str, ids))} joined by +, one for each of strategy.servers={servers}"
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or a GPU for each of "
+            f"strategy.servers={servers} out of {', '.join(map(str, ids))}, joined by +"
         )
     return tuple(map(int, named))
 

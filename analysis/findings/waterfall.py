@@ -216,7 +216,7 @@ def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
 
 CLOCKS = "other clocks than alone"
 AT_MOST = (
-    "at most, as if a step followed the clock; one that waits for memory follows it less; "
+    "at most: as if a step were as much slower as the clock; one that waits for memory is less so; "
     "not significant"
 )
 WAIT = "trace/wait_ms_per_step"

@@ -258,7 +258,7 @@ def answers_to(
 def path_not_engaged(record: Record, _: ValidityLimits) -> Judgement:
     """a fast path that was asked for did not engage
 
-    Look at the line that proves it, in the report's table of fast paths.
+    See the line of the log that shows it, in the report's table of fast paths.
     """
     missing = []
     for row in answers(record):

@@ -291,8 +291,8 @@ def _shares_cores(record: Record) -> bool:
 
 @check("suspect", "steps with the exchange were shorter than steps without it: {}", since=7)
 def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
-    """the time that the strategy adds to a step is below 0 by 1.5 half-widths of its interval and
-    by 0.2 % of a step
+    """the time that the strategy adds to a step is negative: by 1.5 half-widths of its interval
+    and by 0.2 % of a step
     """
     ends = interval(COST, record.within_run)
     if ends is None or COST not in record.metrics:
@@ -445,8 +445,9 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("finding", "GPUs computed more slowly together than alone: {}", since=7)
 def slower_together(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs, the same batch alone: steps without exchange were longer than whole steps of the
-    baseline, at equal clocks, by more than 1 % and by more than twice the noise of the run
+    """GPUs compute more slowly together than alone: at equal clocks and batch, steps without
+    exchange were longer than whole steps of the baseline, by more than 1 % and twice the noise of
+    the run
 
     Measure the baseline again with repeats=3: it was too fast, or GPUs slow one another.
     """

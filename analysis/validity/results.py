@@ -73,8 +73,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: a rank met others (host, process, GPU UUID) than planned, or than those that
-    wrote its study
+    """several hosts: a rank met other ranks (host, process, GPU UUID) than planned, or than those
+    that wrote the samples
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:

@@ -102,7 +102,7 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
         return None
     baseline_mhz = clock_mhz * at_equal / share
     text = (
-        f"the cell ran at {clock_mhz:,.0f} MHz, its baseline {baseline_mhz:,.0f} MHz; "
+        f"this run had {clock_mhz:,.0f} MHz, its baseline {baseline_mhz:,.0f} MHz; "
         f"at equal clocks the efficiency is {100 * at_equal:.1f} %"
     )
     return CheckOutcome("finding", text)
@@ -180,11 +180,11 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program used these GPUs: {}")
 def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
-    """other programs used the GPUs: a process at any time; before the cell memory of more than
-    {foreign_memory_gib}, or busy for more than {foreign_busy_percent}; memory that grew in a
-    measured phase
+    """other programs used the GPUs: a process of theirs at any time; before the run, more than
+    {foreign_memory_gib} of memory or a GPU busy for more than {foreign_busy_percent} of the time;
+    in a measured phase, memory that grew
 
-    Ask for other GPUs, or wait until the programs that the sentence names have ended.
+    Ask for other GPUs, or wait until the programs that are named have ended.
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(record, "the GPUs were not sampled")
@@ -220,11 +220,10 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program began on these GPUs after the start: {}", since=7)
 def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
-    """while steps are timed the driver lists one more process, or memory that is not the run's
-    grows by more than {foreign_growth_gib}. Suspect if memory grows so and the driver does not say
-    whose it is, or if every GPU is busy for longer than the same steps keep it when they are
-    launched ahead: by more than {foreign_busy_share} of the time and than the 95 % interval of
-    their mean
+    """another program began while steps were timed: the driver lists one more process, or memory
+    that is not the run's grew by more than {foreign_growth_gib}. Suspect if the driver does not say
+    whose memory it is, or if every GPU was busy for longer than these steps need: by more than
+    {foreign_busy_share} of the time, and more than the 95 % interval of their mean
 
     Stop the other programs on these GPUs and run again.
     """

@@ -107,7 +107,7 @@ def plan(
             if len(names) == 1:
                 verb = "is"
             notices.append(
-                f"no host is asked what it has: {shown(names)} {verb} taken to be like {like}"
+                f"no host was asked what it has: {shown(names)} {verb} taken to be like {like}"
             )
     cells = _expand(configs, machine, hosts, surroundings)
     refuse_sweep(

@@ -115,7 +115,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "nodes",
         lambda config: config.nodes and config.engine.name not in REMOTE,
-        f"needs an engine that starts agents there, {REMOTE_ENGINES}",
+        f"needs an engine for several hosts: {REMOTE_ENGINES}",
     ),
     Refusal(
         "engine",
@@ -164,7 +164,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine.prefix",
         lambda config: config.engine.prefix and HOST not in " ".join(config.engine.prefix),
-        f"has no {HOST}, where the name of the host goes; write it",
+        f"needs {HOST} where the name of the host goes",
     ),
     Refusal(
         "engine.interface",
