@@ -290,7 +290,7 @@ def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency
     assert pair.metrics[EFFICIENCY] == pytest.approx(0.973)
     assert pair.metrics[AT_EQUAL_CLOCKS] == pytest.approx(0.973 * 1902 / 1794)
     judged = judge(pair, LIMITS)
-    said = "the cell ran at 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is"
+    said = "this run had 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is"
     assert f"{said} 103.2 %" in judged.codes["clocks_differ"]
     for mhz, code in ((1882.0, True), (1884.0, False), (1902.0, False), (1922.0, True)):
         plain = judge(with_values(clocked((0, 1), mhz), alone), LIMITS)
