@@ -65,6 +65,10 @@ SLOW, FAST = (0.01, 1.0, {}), (10.0, 0.1, {"local_sgd": 1.05})  # slower than it
 def test_the_fastest_of_each_link_stands_where_its_ranks_measured_it():
     section = map_of(records_of(SLOW, FAST))
     ((figure,), (table,)) = section.figures, section.tables
+    assert section.finding == (
+        "Fastest: local_sgd behind 1 link and nccl_allreduce (comm_hook=fp8) behind 1 link; "
+        "as forecast behind 1 of 2.",
+    )
     measured = {row[3]: row for row in figure.data.rows if row[3]}
     ratio, ms, fastest, _ = measured["0.01 1"]
     assert ratio == pytest.approx(0.1, rel=0.02) and ms == pytest.approx(1.0, rel=0.01)

@@ -36,6 +36,7 @@ from analysis.report.sections.conditions_section import (
     rehearsal,
     validity,
 )
+from analysis.report.sections.link_map_section import ANCHOR as LINK_MAP
 from analysis.report.sections.link_map_section import where_each_wins
 from analysis.report.sections.losses_section import traces, waterfall
 from analysis.report.sections.machine_section import links, machine, wire_lines
@@ -61,10 +62,10 @@ BENCHMARKS = None  # their sections, which their YAML names
 SECTIONS: tuple[SectionFunction | None, ...] = (
     rehearsal,
     question,
+    where_each_wins,
     scaling,
     rates_by_option,
     resources,
-    where_each_wins,
     waterfall,
     links,
     wire_lines,
@@ -141,16 +142,20 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         content = report_of(study, findings, width)
         with style(width):
             answer = next(map(for_screen_and_phone, changes(compared)), None)
-    finding = (*between.finding, *content.finding)[:SENTENCES]
-    rest = list(content.sections)
+    maps = [section for section in content.sections if section.anchor == LINK_MAP]
+    rest = [section for section in content.sections if section not in maps]
+    finding = [line for section in (*maps, between) for line in section.finding]
+    finding += content.finding
+    if maps:
+        answer = None  # the map is
     if content.answer and answer:
         rest.append(
             Section("scaling", "Configurations", figures=(replace(content.answer, on_page=()),))
         )
-    sections = tuple(joined_by_anchor([between, *rest]))
+    sections = tuple(joined_by_anchor([*maps, between, *rest]))
     if answer:
         content = replace(content, answer=answer)
-    return replace(content, finding=finding, sections=sections), findings
+    return replace(content, finding=tuple(finding[:SENTENCES]), sections=sections), findings
 
 
 def default_folder(asked: Sequence[StudyPath]) -> Path:

@@ -178,7 +178,7 @@ def loss_against_none(findings: Findings, point: Point) -> Estimate | None:
 
 
 # Names of figures that answer, best first; a study has the first that its sections drew.
-ANSWERS = ("question", "efficiency-1", "by-option-1", "collectives")
+ANSWERS = ("question", "where-each-wins", "efficiency-1", "by-option-1", "collectives")
 OTHERWISE = ("scaling-1", "pairs-1", "waterfall-1")
 
 

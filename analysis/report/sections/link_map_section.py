@@ -1,6 +1,7 @@
 """Which way to synchronise is fastest behind which link: a study of each link, and of one host."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,14 +17,16 @@ from analysis.report.charts import MARKERS, new_axes
 from analysis.report.figure import Figure, as_figure, colours, figure_width, for_screen_and_phone
 from analysis.report.section import RATE, Section
 from analysis.report.table import Table, columns_of, numbers_table
-from analysis.study.names import BETWEEN, format_option, short_names
+from analysis.study.names import BETWEEN, format_option, short_names, spoken
 from analysis.study.provenance import STUDY
 from analysis.study.runs import Runs, grouped
 from analysis.study.study import Study
+from analysis.text import count, join_words
 
 # Links that are forecast: 10 Mbit/s to 25 Gbit/s, and ms from one host to another.
 FORECAST_GB_PER_S = np.geomspace(0.00125, 3.125, 12)
 FORECAST_MS = np.geomspace(0.05, 50.0, 7)
+ANCHOR = "where_each_wins"
 LEAST_US = 10.0  # shorter ways from one host to another are not seen in two sizes
 
 
@@ -72,11 +75,23 @@ def where_each_wins(study: Study, findings: Findings) -> Section | None:
             queries |= here
     if len(links) < 2:
         return None
-    table = _table(links)
+    table, answer = _table(links), _winners(links)
     for gb_per_s, ms in product(FORECAST_GB_PER_S, FORECAST_MS):
         network = HostNetwork(float(gb_per_s), 1e3 * float(ms))
         links += links_behind(calibration, queries, network)
-    return Section("where_each_wins", "Fastest behind which link", (), (_map(links),), (table,))
+    title = "Fastest behind which link"
+    return Section(ANCHOR, title, (), (_map(links),), (table,), finding=(answer,))
+
+
+def _winners(links: Sequence[Link]) -> str:
+    wins = Counter(link.fastest for link in links)
+    names = short_names(wins)
+    parts = [
+        f"{spoken(names[name])} behind {count(number, 'link')}"
+        for name, number in wins.most_common()
+    ]
+    forecast = sum(link.is_as_forecast for link in links)
+    return f"Fastest: {join_words(parts)}; as forecast behind {forecast} of {len(links)}."
 
 
 def _configuration(study: Study, runs: Runs) -> str:
