@@ -373,7 +373,7 @@ def check_name(option: str, text: str) -> None:
     if not NAME.fullmatch(text):
         raise Refused(
             f"{option}={text!r}: expected 1 to 100 ASCII letters, digits, '.', '_' and '-', "
-            "not first '.' or '-'"
+            "not beginning with '.' or '-'"
         )
 
 
@@ -511,8 +511,8 @@ def server_gpus(
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: expected auto, or a GPU for each of "
-            f"strategy.servers={servers} out of {', '.join(map(str, ids))}, joined by +"
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or one of the GPUs "
+            f"{', '.join(map(str, ids))} a server (strategy.servers={servers}), several joined by +"
         )
     return tuple(map(int, named))
 

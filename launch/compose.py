@@ -117,8 +117,8 @@ def cpu_preset_note(preset: Sequence[str], study: str) -> str:
             f"study '{study}' has {' '.join(preset)} on CPU workers: what it has instead needs GPUs"
         )
     return (
-        f"study '{study}' runs a reduced version on CPU workers ({' '.join(preset)}); full=true: "
-        "the complete one"
+        f"study '{study}' runs a reduced version on CPU workers ({' '.join(preset)}); full=true "
+        "runs the complete one"
     )
 
 

@@ -66,7 +66,7 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
         sentence = f"the profiled pass gave no trace: {error}"
         return Profiled(SettingResult(PROFILED, sentence, "unchecked"))
     steps = count(cell.profiler_options["steps"], "step")
-    sentence = f"a trace of {steps} was recorded in a pass of its own, which supplied no rate"
+    sentence = f"a trace of {steps} was recorded in a separate pass, whose rate is not used"
     if len(cell.every_host) > 1:
         sentence += "; how long ranks wait for those of other hosts is not known"
     return Profiled(

@@ -201,7 +201,10 @@ def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tm
     printed = " ".join(capsys.readouterr().out.split())
     assert "CPU worker 0: about 1,130 images/s." in printed
     assert not any(word in printed for word in ("direct", "γ", "links"))
-    assert "No error bars: runs on one CPU worker, or without an exchange, are not cross" in printed
+    assert (
+        "No error bars: forecasts for one CPU worker, or without an exchange, are not cross"
+        in printed
+    )
     assert main(["predict", study, "--gpus", "0", "--batch-size", "4", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["forecasts"]
     assert row["forecast"]["step_ms"] < 8, "a worker's steps are no launches"

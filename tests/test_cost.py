@@ -152,7 +152,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
     ("study", "reason"),
     [
         (DATA / "nowhere", "no such folder"),
-        (DATA / "topo_h200_x4.txt", "is no folder"),
+        (DATA / "topo_h200_x4.txt", "not a folder"),
         (DATA / "screens", "holds no record"),
         (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); expected one"),
     ],

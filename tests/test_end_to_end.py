@@ -124,7 +124,7 @@ def test_a_trace_tells_what_gloo_did_in_each_step_and_agrees_with_itself(swept, 
 def test_a_profiled_cell_supplies_no_rate_from_its_trace_and_says_so(swept):
     folder, _, _ = swept
     (record,), _ = read_study(folder / "default")
-    assert "which supplied no rate" in record.validity.codes["profiled"]
+    assert "whose rate is not used" in record.validity.codes["profiled"]
     # A finding: the verdict is its own.
     assert set(record.validity.codes) <= {"profiled", "foreign_cpu"} | BUSY
     images = 0

@@ -247,7 +247,7 @@ def test_without_clocks_or_any_control_there_is_no_part_of_them():
     made = Simulator(Truth(noise=0.0)).explained(FOUR, repeats=1)
     unsampled = [changed(one, metrics={**one.metrics, CLOCK: math.nan}) for one in made]
     _, parts = waterfall_of(unsampled)
-    assert parts[CLOCKS].lost is None and "not sampled" in parts[CLOCKS].why
+    assert parts[CLOCKS].lost is None and "not read" in parts[CLOCKS].why
     falls, missing = waterfalls([one for one in made if one.cell.strategy["name"] != "none"])
     assert falls == () and [*missing.values()] == ["waterfall=true"]
 

@@ -198,7 +198,7 @@ def test_nothing_is_claimed_with_fewer_than_ten_cells():
 def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
     record = planted(calibrated, (1,))
     assert record.predicted["low"] is None and record.predicted["held_out"] == 0
-    words = "runs on one GPU, or without an exchange, are not cross-validated"
+    words = "forecasts for one GPU, or without an exchange, are not cross-validated"
     assert any(words in sentence for sentence in record.predicted["why"])
     assert "no error was claimed" in judge(record, LIMITS).not_applicable["unexplained"]
     assert recorded_forecast(record).error == pytest.approx(0, abs=0.01)

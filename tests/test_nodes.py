@@ -127,7 +127,10 @@ def test_sets_of_hosts_times_subsets_are_cells(planned, tmp_path):
     assert places == [(on, gpus) for on in (("b",), ("b", "a")) for gpus in ((0,), (0, 1))]
     last = sweep.cells[-1].cell
     assert last.world_size == 4 and last.members == ("b:0", "b:1", "a:0", "a:1")
-    assert any("b, a are taken to be like this machine" in notice for notice in sweep.notices)
+    assert any(
+        "b, a are assumed to have the GPUs and links of this machine" in notice
+        for notice in sweep.notices
+    )
     says = "gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts="
     refuses(says, planned, f"nodes=2 hosts={hosts} gpus=0,1,2")
 
@@ -183,11 +186,7 @@ ALL_GPUS = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
         (("c", "c"), "free", (0, 1)),  # a host without ranks
         (("a", "c"), "3+1", (3, 1)),
         (("c", "c", "c"), "free", "servers=3: expected at most 2, the GPUs of host c"),
-        (
-            ("c",),
-            "2",
-            "server_gpus=2: expected auto, or a GPU for each of strategy.servers=1 out of 0, 1",
-        ),
+        (("c",), "2", "server_gpus=2: expected auto, or one of the GPUs 0, 1 a server"),
     ],
 )
 def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):

@@ -223,7 +223,7 @@ def test_a_pass_on_gpus_gives_its_trace_and_nsys_sees_no_secret(tmp_path):
     importer.write_text("#!/bin/sh\nmv $2 ${2%.qdstrm}.nsys-rep\n")
     importer.chmod(0o755)
     finding, traced = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"), device="cuda")
-    assert finding["severity"] == "finding" and "which supplied no rate" in finding["sentence"]
+    assert finding["severity"] == "finding" and "whose rate is not used" in finding["sentence"]
     assert traced.effective["trace"]["capture_range"] is True
     # Two steps: communication 8 and 4 ms, of which 4 and 2 beside compute; rank 0 waited 4 ms.
     assert {name: traced.metrics[f"trace/{name}"] for name in NAMES} == pytest.approx(

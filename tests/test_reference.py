@@ -44,7 +44,7 @@ def test_the_reference_has_each_in_one_row(tmp_path, capsys):
 
 EXPLAINED = {
     "scaling/efficiency": "formula  images per second ÷ (GPUs × ",
-    "of reference speed": "comm/ideal_ratio: share of the reference",
+    "of reference speed": "comm/ideal_ratio: speed of the exchange as a share of its reference",
     "foreign_cpu": "to do    Stop other programs",
     "stage/copy_ms": "stage/<name>_ms",
     "one run": "repeats=",

@@ -62,7 +62,7 @@ GPUS_FORM = (
     "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of "
     "GPUs as 16,64,256"
 )
-NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
+NUMBERS = "for a number of GPUs add --per-node, as in --gpus 16 --per-node 8"
 CAPTION = f"{100 * LEVEL:.0f} % prediction intervals stand below their values."
 PARTS = (
     "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "

@@ -278,7 +278,7 @@ def why_no_verdict(study: Study, runs: Runs) -> str:
     name = labels.label(study, runs)
     if floor is None:
         return f"too few runs of {name} show how far they differ (repeats=5 does)"
-    return f"how far runs of {name} differ is lent by {floor.lent_by} (repeats=5 shows it)"
+    return f"how far runs of {name} differ is taken from {floor.lent_by} (repeats=5 shows it)"
 
 
 def _larger_floor(pair: Pair) -> float | None:

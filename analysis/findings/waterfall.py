@@ -216,7 +216,7 @@ def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
 
 CLOCKS = "other clocks than alone"
 AT_MOST = (
-    "at most: as if a step were as much slower as the clock; one that waits for memory is less so; "
+    "an upper limit, as if steps slowed down as much as the clock (waiting for memory does not); "
     "not significant"
 )
 WAIT = "trace/wait_ms_per_step"
@@ -346,7 +346,7 @@ class ExplainedSubset:
         if lost is None:
             why = "CPU workers have no SM clock"
             if runs.cell.device == "cuda":
-                why = "the clocks were not sampled"
+                why = "the clocks were not read"
         parts.append(LossPart(CLOCKS, lost, why))
         parts.append(self.contention())
         return [*parts, *self.communication(mean_step(costs) or overhead)]

@@ -46,7 +46,7 @@ NOT_IN_IT = (
     "for more GPUs than were measured, the forecast leaves out data loading, stragglers and "
     "networks shared with other jobs"
 )
-NOT_SCORED = "no error bars: runs on one GPU, or without an exchange, are not cross-validated"
+NOT_SCORED = "no error bars: forecasts for one GPU, or without an exchange, are not cross-validated"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
 ASSUMED_NETWORK = "assumed_network"  # between hosts, as --net describes it
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"

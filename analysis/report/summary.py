@@ -457,7 +457,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
         if not is_of_next_run:
-            size = f"{central(cost_ms)} ms (95 % interval within the runs: {interval(cost_ms)})"
+            of_runs = f"95 % interval from the scatter within runs: {interval(cost_ms)}"
+            size = f"{central(cost_ms)} ms ({of_runs})"
         parts.append(f"{size} of a step of {number(step_ms)} ms")
     if not parts:
         return ""

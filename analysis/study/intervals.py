@@ -98,14 +98,14 @@ def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | N
 
 
 def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
-    """Return `from 6 to 12 equal runs, or lent by …`; empty where there is none.
+    """Return `from 6 to 12 repeated runs, or taken from …`; empty where there is none.
 
     `lent_by` names the cells whose runs others rest on; empty where none does.
     """
     runs, parts = sorted(numbers), []
     if runs:
         ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
-        parts.append(f"from {' to '.join(ends)} equal runs")
+        parts.append(f"from {' to '.join(ends)} repeated runs")
     if lent_by:
-        parts.append(f"lent by {lent_by}")
+        parts.append(f"taken from {lent_by}")
     return ", or ".join(parts)

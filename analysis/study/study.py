@@ -288,7 +288,7 @@ def refuse_no_folder(folder: Path) -> None:
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; {accepted}")
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder}: is no folder; {accepted}")
+        raise NotADirectoryError(f"{folder}: not a folder; {accepted}")
 
 
 def _chosen(singles: Iterable[Runs]) -> list[Runs]:

@@ -118,7 +118,7 @@ OTHER_CODES = {
     ),
     "profiled": (
         "finding",
-        "the run has a trace, made in a pass of its own that gives no rate",
+        "the run has a trace, recorded in a separate pass whose rate is not used",
         "Nothing to do.",
     ),
     "setting_no_effect": (

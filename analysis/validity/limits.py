@@ -59,7 +59,9 @@ GRAPHS = {"compile": "compile_graph", "max": "max_graph"}  # the same optimize a
 
 @check("invalid", "the times of the GPU and of the host differ: {}")
 def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
-    """GPUs: device clock and host clock differ by more than {clock_limit}"""
+    """the same steps took another time by the GPU's clock than by the host's, by more than
+    {clock_limit}
+    """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
     share = record.checks.get("clock_disagreement")
@@ -89,7 +91,7 @@ def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
     needs="unaccounted_share",
 )
 def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
-    """the samples of a window add up to another time than the window's own, by more than 0.1 %"""
+    """the step times of a window do not add up to its length: they differ by more than 0.1 %"""
     return beyond(record.checks["unaccounted_share"], MOST_UNACCOUNTED, "% of it differs")
 
 
@@ -291,8 +293,8 @@ def _shares_cores(record: Record) -> bool:
 
 @check("suspect", "steps with the exchange were shorter than steps without it: {}", since=7)
 def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
-    """the time that the strategy adds to a step is negative: by 1.5 half-widths of its interval
-    and by 0.2 % of a step
+    """the strategy seems to make a step shorter: the time that it adds is below 0 by more than
+    0.2 % of a step and 1.5 times its ±
     """
     ends = interval(COST, record.within_run)
     if ends is None or COST not in record.metrics:
@@ -347,7 +349,7 @@ def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
 def unexplained(record: Record, _: ValidityLimits) -> Judgement:
     """the step and its 95 % interval lie outside the interval that was forecast before the run
 
-    Run again; if it stays, the forecast lacks something: see its row in the report.
+    Run again. If it happens again, the forecast lacks something: see its row in the report.
     """
     if not record.predicted:
         return None
@@ -449,7 +451,7 @@ def slower_together(record: Record, _: ValidityLimits) -> Judgement:
     exchange were longer than whole steps of the baseline, by more than 1 % and twice the noise of
     the run
 
-    Measure the baseline again with repeats=3: it was too fast, or GPUs slow one another.
+    Measure the baseline again with repeats=3: it was measured too fast, or GPUs slow one another.
     """
     cell, step_ms, cost_ms = record.cell, record.metrics.get(STEP), record.metrics.get(COST)
     share = record.metrics.get(AT_EQUAL_CLOCKS, record.metrics.get(EFFICIENCY))

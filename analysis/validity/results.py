@@ -73,8 +73,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: a rank met other ranks (host, process, GPU UUID) than planned, or than those
-    that wrote the samples
+    """several hosts: a rank was connected to other ranks (by host, process or GPU UUID) than
+    planned, or than those that wrote the samples
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:
@@ -268,7 +268,7 @@ def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
 def wrong_elements(record: Record, _: ValidityLimits) -> Judgement:
     """a collective returned wrong elements for known inputs
 
-    Try calls=torch and another NCCL version; report it to NCCL if it stays.
+    Try calls=torch and another NCCL version. If it happens again, report it to the NCCL developers.
     """
     if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")

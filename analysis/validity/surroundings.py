@@ -154,10 +154,10 @@ def _clock_differences(record: Record, phases: Phases, most: float) -> Iterator[
 
 @check("invalid", "a GPU lowered its clocks because of heat or a power brake: {}")
 def throttled(record: Record, _: ValidityLimits) -> Judgement:
-    """a GPU lowered its clocks for heat or a power brake in a measured phase; the ordinary power
-    cap is only recorded
+    """a GPU lowered its clocks for heat or a power brake in a measured phase; its own power
+    limit does not count and is only recorded
 
-    Cool the GPU or raise its power limit, then run again.
+    Cool the GPU, or look for what brakes its power, then run again.
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(record, "the GPUs were not sampled in the timed window")
@@ -180,20 +180,20 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program used these GPUs: {}")
 def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
-    """other programs used the GPUs: a process of theirs at any time; before the run, more than
-    {foreign_memory_gib} of memory or a GPU busy for more than {foreign_busy_percent} of the time;
-    in a measured phase, memory that grew
+    """other programs used the GPUs. Any of these counts: another process at any time; before the
+    run, more than {foreign_memory_gib} of memory in use or a GPU busy for more than
+    {foreign_busy_percent} of the time; in a measured phase, memory that grew
 
     Ask for other GPUs, or wait until the programs that are named have ended.
     """
     if "gpu_samples" not in record.checks:
-        return unless_cpu(record, "the GPUs were not sampled")
+        return unless_cpu(record, "clocks, power and memory of the GPUs were not read")
     beside_bytes = record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
     allowed_bytes = limits.foreign_memory_gib * GIB
 
     def judge(samples: Samples, host: str) -> Judgement:
         if not samples:
-            return unchecked(f"the GPUs{host} were not sampled")
+            return unchecked(f"clocks, power and memory of the GPUs{host} were not read")
         if samples["foreign_pids"]:
             return f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}{host}"
         memory_bytes, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
@@ -221,9 +221,9 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 @check("invalid", "another program began on these GPUs after the start: {}", since=7)
 def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     """another program began while steps were timed: the driver lists one more process, or memory
-    that is not the run's grew by more than {foreign_growth_gib}. Suspect if the driver does not say
-    whose memory it is, or if every GPU was busy for longer than these steps need: by more than
-    {foreign_busy_share} of the time, and more than the 95 % interval of their mean
+    that is not the run's grew by more than {foreign_growth_gib}. Only suspect if the driver does
+    not say whose memory it is, or if every GPU was busy for longer than these steps need: by more
+    than {foreign_busy_share} of the time and than the error of the mean
 
     Stop the other programs on these GPUs and run again.
     """

@@ -173,7 +173,7 @@ def sizes(cell: Cell) -> list[int]:
             raise Refused(f"benchmark.{name}={options[name]}: expected {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
         raise Refused(
-            f"benchmark.step={options['step']}: gives {(most - least) // step + 1} sizes; "
+            f"benchmark.step={options['step']}: gives {(most - least) // step + 1:,} sizes; "
             f"expected at most {MOST_SIZES}"
         )
     ascending: dict[int, None] = {}

@@ -182,7 +182,7 @@ _TABLE = (
     _less("comm/exchange_ms", "exchange alone", column="exchange ms"),
     _more(
         "comm/ideal_ratio",
-        "share of the reference",
+        "speed of the exchange as a share of its reference",
         column="of reference speed",
         formula="time of the reference (plain collectives or copies of the same bytes) ÷ time of "
         "the exchange alone, without compute",
@@ -224,7 +224,7 @@ _TABLE = (
         "comm/pipelined_ms",
         "exchange in a stream of exchanges, each begun before the last one ends",
     ),
-    _more("comm/pipelined_ratio", "share of the reference in a stream", decimals=0),
+    _more("comm/pipelined_ratio", "the same in a stream of exchanges", decimals=0),
     _plain("comm/bytes_moved", "bytes that each rank sends in an exchange", "bytes"),
     _less(
         "comm/bytes_per_image",

@@ -94,7 +94,7 @@ def plan(
     else:
         like = "this machine"
         if is_for_another_machine:
-            machine, like = machine_of_topology(first), f"that of topology={first.topology}"
+            machine, like = machine_of_topology(first), f"topology={first.topology}"
         else:
             machine = look(first.device, surroundings)
             if first.rehearse is not False:
@@ -107,7 +107,8 @@ def plan(
             if len(names) == 1:
                 verb = "is"
             notices.append(
-                f"no host was asked what it has: {shown(names)} {verb} taken to be like {like}"
+                f"no host was contacted: {shown(names)} {verb} assumed to have the GPUs and links "
+                f"of {like}"
             )
     cells = _expand(configs, machine, hosts, surroundings)
     refuse_sweep(

@@ -164,7 +164,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine.prefix",
         lambda config: config.engine.prefix and HOST not in " ".join(config.engine.prefix),
-        f"needs {HOST} where the name of the host goes",
+        f"must contain {HOST}, which becomes the name of the host",
     ),
     Refusal(
         "engine.interface",

@@ -384,8 +384,9 @@ def noise(study: Study, findings: Findings) -> Section | None:
 
     table = Table.of(
         "noise_floor",
-        "Run-to-run variation (95 %), estimated from repeated runs. One that is lent by other "
-        "configurations is never below what a configuration's own runs show; of these the widest.",
+        "Run-to-run variation (95 %), estimated from repeated runs. One that is taken from "
+        "other configurations is never below what a configuration's own runs show; of these the "
+        "widest.",
         (
             *differing("text", strategy="strategy", model="model"),
             *differing("count", batch_size="batch"),
@@ -396,7 +397,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
             *columns_of("number", half="± in its unit"),
             *columns_of(unit="unit"),
             *columns_of("count", runs="runs", freedom="freedom"),
-            *columns_of(lent_by="lent by", source="measured on"),
+            *columns_of(lent_by="taken from", source="measured on"),
         ),
         rows,
     )

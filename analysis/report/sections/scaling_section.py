@@ -143,7 +143,7 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
     for panel, ((model, kind), members) in enumerate(list(panels.items())[:MOST_FIGURES], 1):
         order = sorted(members, key=lambda curve: (-len(curve.points), curve.settings))
         drawn = order[:MOST_CURVES]
-        notes = about_intervals(study, "Bars:")
+        notes = about_intervals(study, "Error bars:")
         if any(point.suspect for curve in drawn for point in curve.points):
             notes += " Hollow: suspect."
         notes += truncation_note(members, len(drawn), "more curve", "points.csv")
@@ -228,7 +228,7 @@ def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
             parts += texts
     if not parts:
         return ""
-    return f"On {most} GPUs: {'; '.join(parts)}."
+    return f"Efficiency on {most} GPUs: {'; '.join(parts)}."
 
 
 class OptionLine(NamedTuple):
@@ -307,7 +307,7 @@ def _option_figure(
     palette = colours(line.key["strategy.name"] for line in shown)
     curves, highest = [], []
     values: set[float] = set()
-    notes = about_intervals(study, "Bars:")
+    notes = about_intervals(study, "Error bars:")
     for line, marker in zip(shown, MARKERS, strict=False):
         points = []
         for value, point in line.points:
