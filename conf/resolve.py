@@ -511,8 +511,8 @@ def server_gpus(
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: expected auto, or one of the GPUs "
-            f"{', '.join(map(str, ids))} a server (strategy.servers={servers}), several joined by +"
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or a GPU per server "
+            f"(strategy.servers={servers}) of {', '.join(map(str, ids))}, joined by +"
         )
     return tuple(map(int, named))
 

@@ -24,9 +24,10 @@ LEAST_OF_NVLINKS = 0.4
 
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
-    """no setting asked for it, and NCCL joined GPUs of a host by SHM or NET although NVLink, PIX or
-    PXB joins them (a finding if its log says that peer access is missing), had half of the usual
-    channels over NV18 or less, or the ring of a reference reached less than 40 % of its NVLinks
+    """NCCL used less than the wires offer, and no setting asked for that. Any of these counts: SHM
+    or NET between GPUs that NVLink, PIX or PXB joins (a finding if NCCL's log says that peer access
+    is missing); at most half of the usual channels over NV18; a reference that reached less than
+    40 % of its NVLinks
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """

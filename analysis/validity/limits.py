@@ -253,8 +253,8 @@ def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "one rank is slower than the others: {}")
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
     """one rank's own step is longer than the median of the others' by more than {slow_rank_limit}
-    and by more than twice its noise. Unchecked up to 30 % where CPU workers and servers are more
-    than the cores
+    and by more than twice its noise. With more CPU workers and servers than cores, up to 30 % is
+    unchecked
 
     Look at that GPU: its clock, temperature and other programs on it.
     """

@@ -376,8 +376,8 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the longest steps of a window were cut: {}")
 def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
-    """at least three steps of a window, and 5 % of them, took exactly as long as its longest, and
-    no other steps are alike
+    """the longest times of a window were cut: at least three steps, and 5 %, took exactly as long
+    as its longest, and no two others took equally long
     """
     steps = record.checks.get("equal_longest")
     if not steps:

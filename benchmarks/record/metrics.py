@@ -267,7 +267,8 @@ _TABLE = (
         "10¹² operations per second per GPU",
         "TFLOP/s",
         since=8,
-        formula="3 × forward pass of the model's YAML × images per second ÷ GPUs",
+        formula="3 × operations of a forward pass (stated in the model's YAML) × images per "
+        "second ÷ GPUs",
     ),
     _more(
         "compute/mfu",
