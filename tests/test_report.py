@@ -352,6 +352,16 @@ def test_the_headline_is_of_the_default_on_most_gpus_with_the_best_baseline(
     assert any(words in line for line in finding(tmp_path, records))
 
 
+@pytest.mark.parametrize(("validity", "named"), [(SUSPECT, False), (with_codes("valid"), True)])
+def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validity, named, tmp_path):
+    made = [*repeated(PAIR, 200, 1), *repeated(PAIR, 180, 2, nccl=PIX)]
+    made = [each | {"validity": validity} for each in made]
+    content, _ = examine(study(tmp_path / "study", made))
+    assert any(" is not known" in line for line in content.finding) != named
+    for word in (", fastest<", "−10.0"):
+        assert (word in content.answer.svg) == named
+
+
 @pytest.mark.parametrize(
     ("repeats", "noise", "end"),
     [

@@ -41,7 +41,7 @@ from analysis.study.measured_numbers import (
     measured,
     significant,
 )
-from analysis.study.noise_floor import FloorGroup
+from analysis.study.noise_floor import FloorGroup, is_suspect
 from analysis.study.provenance import CONNECTIONS
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
@@ -491,6 +491,11 @@ class Ranking:
         Those that stand before it in `configurations` had higher rates, which nobody can tell.
         """
         return next(iter(self.standing(FASTEST)), None)
+
+    @property
+    def all_suspect(self) -> bool:
+        """Whether a check doubts every run: then nobody knows which is fastest."""
+        return all(all(map(is_suspect, each.runs.records)) for each in self.configurations)
 
 
 def rank_configurations(study: Study, compared: Sequence[Comparison]) -> tuple[Ranking, ...]:

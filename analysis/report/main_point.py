@@ -212,8 +212,8 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
     rights: dict[Runs, str] = {}
     if ranking is not None:
         for each in ranking.configurations:
-            rights[each.runs] = each.standing
-            if each.standing == SLOWER:
+            rights[each.runs] = UNKNOWN if ranking.all_suspect else each.standing
+            if rights[each.runs] == SLOWER:
                 rights[each.runs] = number(each.behind.value, "change")
         shown = [*_without_exchange(study, rights), *rights]
     else:

@@ -32,7 +32,6 @@ from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
 from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
 from analysis.study.names import gpu_ids, gpu_list, run_name, spoken, unit_of
-from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named
 from analysis.study.study import Study
@@ -285,7 +284,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     devices = count(of_first.cell.world_size, "GPU")
     if of_first.cell.trains and len(_names(study.usable, "model")) > 1:
         devices += f" ({single_line(of_first.cell.model.name, 80)})"
-    if all(all(map(is_suspect, each.runs.records)) for each in ranking.configurations):
+    if ranking.all_suspect:
         return [f"The fastest on {devices} is not known: every run is suspect."]
     first = ranking.fastest
     if first is None:
