@@ -6,7 +6,9 @@ Without --limit an inconclusive comparison is 0, with --strict 3.
 """
 
 import argparse
+import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ from analysis.report.section import words_of
 from analysis.report.sections.studies_section import differences_table, facts_table, plain_number
 from analysis.report.sections.studies_section import unit_of as unit_of_metric
 from analysis.report.table import Column, Table
+from analysis.study.draws import scaled
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN, of_unit, short_names, unit_of
 from analysis.study.study_inputs import (
@@ -61,6 +64,7 @@ NOT_IN_TURN = (
     "A and B were not measured in turn: heat, clocks or neighbours that change from one sweep to "
     "the next look like a difference."
 )
+LOADED = {"foreign_cpu", "foreign_load", "noisy"}  # checks that other programs fail
 ONCE_MORE = (
     "To see how much two sweeps differ by chance, run A twice under two names and compare them."
 )
@@ -280,7 +284,12 @@ def _environment(
 
 
 def _table(cells: Sequence[CellDifference], limit: float, is_wide: bool) -> Table:
-    table = differences_table(cells, "cells", "B against A")
+    """Return the differences; of those that were seen not which others could have been."""
+    unseen = []
+    for cell in cells:
+        seen = cell.verdict in (SLOWER, FASTER)
+        unseen.append(replace(cell, smallest=None) if seen else cell)
+    table = differences_table(unseen, "cells", "B against A")
     columns = [Column("outcome", "")]
     for column in table.columns:
         if not is_wide:
@@ -326,12 +335,18 @@ def _headline(
         return "not every configuration is usable in both studies"
     name = short_names(cell.name for cell in cells)[worst.name]
     name = name.replace(f"{BETWEEN}gpus ", " on GPUs ").replace("gpus ", "GPUs ")
-    words = central(worst.change, "change")
-    if outcome == INCONCLUSIVE:
-        words = _reason(worst, limit)
+    line = of_unit(name, unit_of(sides[0][-1].study))
+    if outcome == INCONCLUSIVE and worst.all_suspect and worst.verdict in (SLOWER, FASTER):
+        assert worst.change is not None
+        change = scaled(worst.change, math.copysign(1, worst.change.value))
+        line += f" is {estimate(change, 'share')} {worst.verdict} on B, but {_reason(worst, limit)}"
+    elif outcome == INCONCLUSIVE:
+        line += f": {_reason(worst, limit)}"
+    else:
+        line += f": {central(worst.change, 'change')}"
     if limit:
-        words += f" (limit {size})"
-    return single_line(f"{of_unit(name, unit_of(sides[0][-1].study))}: {words}", 600)
+        line += f" (limit {size})"
+    return single_line(line, 600)
 
 
 def _reason(cell: CellDifference, limit: float) -> str:
@@ -339,13 +354,24 @@ def _reason(cell: CellDifference, limit: float) -> str:
     if cell.verdict == UNKNOWN:
         words = cell.why
     elif cell.all_suspect:
-        return f"every run is suspect in {cell.all_suspect}: remove the cause and measure again"
+        return _suspect(cell)
     repeats = cell.repeats_for(limit)
     if limit and repeats:
         words += f"; about {repeats} runs on each side would detect {100 * limit:g} %"
     elif limit and cell.smallest is not None:
         words += f"; more than {MOST_REPEATS} runs would be needed: stop other programs"
     return words
+
+
+def _suspect(cell: CellDifference) -> str:
+    """Return what makes every run suspect, and how to measure without it."""
+    codes = dict.fromkeys(itertools.chain(*cell.against.values()))
+    studies = "both" if len(cell.all_suspect) > 1 else cell.all_suspect[0]
+    remedy = f"remove the cause and measure {studies} again with resume=false"
+    if LOADED & codes.keys():
+        remedy = f"measure {studies} again on an idle machine with resume=false"
+    studies = " and ".join(cell.all_suspect)
+    return f"every run is suspect in {studies} ({', '.join(codes)}): {remedy}"
 
 
 def _alone(names: Mapping[str, str]) -> list[str]:

@@ -59,11 +59,17 @@ class CellDifference:
     second: Mapping[str, MeasuredNumber]
     steps: Mapping[str, MeasuredNumber]  # differences of the numbers that both have
     verdict: str = UNKNOWN  # of the second
-    smallest: float | None = None  # the smallest change that these runs could have shown
+    smallest: float | None = None  # the smallest slowdown that these runs could have shown
     why: str = ""  # why there is no verdict, or what qualifies it
-    doubts: str = ""  # what checks said of its runs
-    all_suspect: str = ""  # the study in which every run of it is suspect
+    against: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {study: codes of checks}
+    all_suspect: tuple[str, ...] = ()  # the studies in which every run of it is suspect
     tests: int = 1  # of its family
+
+    @property
+    def doubts(self) -> str:
+        """What checks said of its runs: `suspect in A: noisy`."""
+        parts = [f"suspect in {study}: {', '.join(codes)}" for study, codes in self.against.items()]
+        return "; ".join(parts)
 
     @property
     def change(self) -> Estimate | None:
@@ -93,8 +99,8 @@ class CellDifference:
         return PASS
 
     def repeats_for(self, limit: float) -> int | None:
-        """Return the runs on each side that could show a change of `limit`; None: not known, or
-        more than MOST_REPEATS.
+        """Return the runs on each side that could show a slowdown of `limit`; None: not known,
+        or more than MOST_REPEATS.
         """
         step = self.steps.get(self.metric)
         if step is not None and step.error is not None:
@@ -102,7 +108,7 @@ class CellDifference:
             for runs in range(FEWEST_REPEATS, MOST_REPEATS + 1):
                 error, freedom = of_single * math.sqrt(of_median(runs)), 2 * (runs - 1)
                 needed = replace(step, error=error, freedom=freedom)
-                if needed.smallest_change(self.tests) <= limit:
+                if _slowdown(needed, self.tests) <= limit:
                     return runs
         return None
 
@@ -218,12 +224,13 @@ def _difference(
     baselines: Mapping[int, Baselines],
 ) -> CellDifference:
     """Return a difference without a verdict; `why` says why it can get none."""
-    numbers, doubts, repeated, all_suspect = [], [], [], []
+    numbers, repeated, all_suspect = [], [], []
+    against: dict[str, Sequence[str]] = {}
     for study, inputs in zip(STUDIES, (before, after), strict=True):
         each, runs = inputs[-1]
         numbers.append(_numbers(runs, baselines[id(each.study)]))
         if runs.suspect:
-            doubts.append(f"suspect in {study}: {', '.join(runs.doubts)}")
+            against[study] = runs.doubts
         if all(map(is_suspect, runs.records)):
             all_suspect.append(study)
         if len(inputs) > 1:
@@ -259,8 +266,8 @@ def _difference(
         second,
         steps,
         why=why,
-        doubts="; ".join(doubts),
-        all_suspect=" and ".join(all_suspect),
+        against=against,
+        all_suspect=tuple(all_suspect),
     )
 
 
@@ -314,9 +321,17 @@ def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
         step, change = cell.steps[cell.metric], cell.change
         assert change is not None
         verdict, why = judge(change, next(is_seen))
-        smallest = step.smallest_change(len(tested))
+        smallest = _slowdown(step, len(tested))
         judged.append(replace(cell, verdict=verdict, smallest=smallest, why=why))
     return tuple(judged)
+
+
+def _slowdown(step: MeasuredNumber, tests: int) -> float:
+    """Return the smallest slowdown that the runs could have shown: steps that take 173 % longer
+    are one of 63 %.
+    """
+    longer = step.smallest_change(tests)
+    return longer / (1 + longer)
 
 
 def _unusable(cell: CellId, inputs: Sequence[StudyInput]) -> str:
