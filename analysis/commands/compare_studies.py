@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -29,6 +30,7 @@ from analysis.findings.between_studies import (
     CellDifference,
     Differences,
     differences,
+    options_apart,
 )
 from analysis.findings.communication import EXCHANGE
 from analysis.report.numbers import central, estimate, number
@@ -104,10 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     sides = open_inputs(inputs, QuickCheck().marked)
     result = differences(*sides)
     if not result.cells:
-        raise ValueError(
-            f"{arguments.a} and {arguments.b} have no configuration in common that is usable in "
-            "both"
-        )
+        raise ValueError(_nothing_common(arguments, *sides, result))
     outcome = result.outcome(limit)
     if arguments.json:
         print(json.dumps(_as_json(sides, result, limit)))
@@ -118,6 +117,31 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome == INCONCLUSIVE and not limit and not arguments.strict:
         return 0
     return STATUS[outcome]
+
+
+def _nothing_common(
+    arguments: argparse.Namespace,
+    first: Sequence[StudyInput],
+    second: Sequence[StudyInput],
+    result: Differences,
+) -> str:
+    """Return what keeps the studies apart, and what to do."""
+    line = (
+        f"{arguments.a} and {arguments.b} have no configuration in common that is usable in both: "
+    )
+    for name, why in (result.only_first | result.only_second).items():
+        if why:
+            return f"{line}of {name} one study has no usable run ({why}); measure it again"
+    parts = []
+    for option, (before, after) in options_apart(first, second).items():
+        parts.append(f"{option} ({before}, {after})")
+    reason = f"they differ in {join_words(parts, 3)}" if parts else "every one differs in an option"
+    options = "it" if len(parts) == 1 else "them"
+    studies = shlex.join([arguments.a, arguments.b])
+    return (
+        f"{line}{reason}. Vary {options} in one sweep, or see both side by side: "
+        f"python -m analysis report {studies}"
+    )
 
 
 def _apart(sides: Sequence[Sequence[StudyInput]], result: Differences) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ between them looks like one of the software. All cells are one family, held at 5
 """
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -190,6 +191,33 @@ def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
         request["server_hosts"] = to_text([hosts.get(host, host) for host in cell.server_hosts])
     placed = dataclasses.replace(cell, hosts=tuple(hosts.get(host, host) for host in cell.hosts))
     return placed.members, frozenset(request.items())
+
+
+def options_apart(
+    first: Sequence[StudyInput], second: Sequence[StudyInput]
+) -> dict[str, tuple[str, str]]:
+    """Return {option: (its values in the first, in the second)} of those that share no value."""
+    sides: list[list[dict[str, str]]] = []
+    for inputs in (first, second):
+        requests = []
+        for each in inputs:
+            for runs in each.study.runs:
+                members, request = cell_id(runs.cell, each.hosts)
+                requests.append(dict(sorted(request)) | {"gpus": gpu_list(members)})
+        sides.append(requests)
+    apart: dict[str, tuple[str, str]] = {}
+    for name in dict.fromkeys(itertools.chain(*sides[0], *sides[1])):
+        before, after = (
+            dict.fromkeys(request.get(name, "not set") for request in side) for side in sides
+        )
+        if before and after and not before.keys() & after.keys():
+            apart[name] = (" or ".join(before), " or ".join(after))
+    for group in ("strategy", "model", "benchmark"):  # options follow from the name
+        if f"{group}.name" in apart:
+            values = apart[f"{group}.name"]
+            apart = {name: apart[name] for name in apart if not name.startswith(f"{group}.")}
+            apart = {group: values} | apart
+    return apart
 
 
 def _names(cells: Iterable[CellId]) -> dict[CellId, str]:
