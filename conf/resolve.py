@@ -510,9 +510,10 @@ def server_gpus(
         are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
+        which = "one" if servers == 1 else f"{servers}, joined by +,"
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: expected auto, or a GPU per server "
-            f"(strategy.servers={servers}) of {', '.join(map(str, ids))}, joined by +"
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or {which} of the GPUs "
+            f"{', '.join(map(str, ids))} (strategy.servers={servers})"
         )
     return tuple(map(int, named))
 

@@ -12,7 +12,7 @@ from analysis.report.cell_numbers import COLUMNS, first_number
 from analysis.study.study import Study
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
-from launch.display.closing_summary import doubts, print_summary
+from launch.display.closing_summary import doubts, exit_status, print_summary
 from launch.display.columns import BAR, DISPENSABLE, verdict
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
@@ -201,6 +201,21 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     assert f"  invalid: {named}: gradient_not_mean: relative error 1" in lines
     assert "  noisy: step time varies: ±2 % (and 3 more runs)" in lines
     assert "The answer." in lines and not any("Not reliable" in line for line in lines)
+
+
+def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():
+    measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
+    command = f"python launch.py -m {20 * 'gpus=all '}waterfall=true"
+    finding = ["The answer.", f"To see where the rate is lost: {command}"]
+    lines = closing(measured, 60, finding)
+    assert lines[lines.index("To see where the rate is lost:") + 1] == f"  {command}"
+    for doubt, status in (("suspect", 0), ("invalid", 1)):
+        validity = Validity(doubt, {"noisy": "step time varies"})
+        doubted = [dataclasses.replace(record, validity=validity) for record in measured]
+        lines = closing(doubted, 60, finding)
+        assert "The answer." in lines and not any("waterfall" in line for line in lines)
+        assert lines[-1].startswith("next") and "resume=false" in lines[-1]
+        assert exit_status(doubted, False, False, 0, False) == status
 
 
 def test_the_running_cell_has_its_rate_and_time_left_counts_down(clock):

@@ -99,7 +99,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(refused, monkey
     monkeypatch.setattr(importlib.util, "find_spec", without_timm)
     line = refused("model.library=timm")
     assert line.startswith("model.library=timm: not installed")
-    assert "pip install '.[timm]'" in line
+    assert "pip install -e '.[timm]'" in line
 
 
 @pytest.mark.parametrize("inside", ["file", "file/deeper"])

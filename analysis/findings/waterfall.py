@@ -215,10 +215,7 @@ def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
 
 
 CLOCKS = "other clocks than alone"
-AT_MOST = (
-    "an upper limit, as if steps slowed down as much as the clock (waiting for memory does not); "
-    "not significant"
-)
+AT_MOST = "at most: as if all of a step slowed down with the clock; not significant"
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD = "spread between GPUs", "strategy overhead on one GPU"
 CONTENTION, WAITING = "contention", "waiting for a peer"

@@ -14,7 +14,8 @@ from conf.schema import ValidityLimits
 REMEDIES = {
     "invalid": "Do not use the numbers. Run again. If it happens again, check the rank that is "
     "named, and your own code.",
-    "suspect": "Run again on an idle machine; repeats=3 shows whether it happens each time.",
+    "suspect": "Run again on an idle machine with resume=false; repeats=3 shows whether it happens "
+    "each time.",
     "finding": "Nothing to do.",
 }
 NOT_REPORTED = "the ranks did not report it"

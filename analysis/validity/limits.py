@@ -95,7 +95,7 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
     return beyond(record.checks["unaccounted_share"], MOST_UNACCOUNTED, "% of it differs")
 
 
-@check("suspect", "the exchange was too fast to be a whole exchange: {}")
+@check("suspect", "the exchange cannot have been complete: {}")
 def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
     """the exchange took less than 1 ÷ 1.2 of the time of its reference: it was hardly awaited"""
     ratio = record.metrics.get("comm/ideal_ratio")
@@ -187,8 +187,8 @@ def pauses(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "timed steps were longer than those before them: {}", since=7)
 def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
-    """GPUs: the median timed step is longer than that of the last warm-up window by more than 3 %
-    and by more than twice the noise of the run: something began with the timed windows
+    """on GPUs: the median timed step is longer than that of the last warm-up window by more than
+    3 % and by more than twice the noise of the run: something began with the timed windows
     """
     if record.cell.device != "cuda":
         return not_applicable("steps of CPU workers vary")
@@ -253,8 +253,8 @@ def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "one rank is slower than the others: {}")
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
     """one rank's own step is longer than the median of the others' by more than {slow_rank_limit}
-    and by more than twice its noise. With more CPU workers and servers than cores, up to 30 % is
-    unchecked
+    and by more than twice its noise. With more CPU workers and servers than cores, the limit
+    is 30 %
 
     Look at that GPU: its clock, temperature and other programs on it.
     """
@@ -421,8 +421,8 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
-    """the efficiency is at least 100.5 %, and above 1 by more than 3 standard deviations of the
-    ratio of both rates; above 102 % where the scatter between runs is unknown
+    """the efficiency is at least 100.5 %, and above 100 % by more than 3 standard deviations of
+    the ratio of both rates; above 102 % where the scatter between runs is unknown
 
     Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """

@@ -338,7 +338,7 @@ def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     "invalid", "the ranks do not have batches of their own: {}", needs="batches_differ", twice=True
 )
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
-    """ranks or steps have the same batch
+    """two ranks, or two steps, have the same batch
 
     Give each rank its own data: seed the loader with the rank.
     """
@@ -376,8 +376,8 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the longest steps of a window were cut: {}")
 def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
-    """the longest times of a window were cut: at least three steps, and 5 %, took exactly as long
-    as its longest, and no two others took equally long
+    """the step times of a window look capped: at least three steps, and 5 % of all, have exactly
+    the longest time, and no two other steps have the same time
     """
     steps = record.checks.get("equal_longest")
     if not steps:
@@ -387,9 +387,9 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
 def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
-    """a step in the timed windows, or right after them, does not do what it did before: passes
-    through the model with their images and layers, updates, collectives with their bytes and order,
-    modules in training mode
+    """a step in the timed windows, or right after them, does not do the same as before. Compared
+    are passes through the model (images, layers), updates, collectives (bytes, order) and which
+    modules are in training mode
     """
     facts = record.checks
     if "counted" not in facts or "arithmetic" not in facts:

@@ -289,7 +289,7 @@ def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) 
 def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
     """in a measured phase other programs used more than {foreign_cpu_limit} of the run's cores
 
-    Stop other programs on this machine and run again; finished runs stay.
+    Stop other programs on this machine and run again with resume=false.
     """
     if "cpu_samples" not in record.checks:
         return unchecked("the load of the CPU was not sampled")

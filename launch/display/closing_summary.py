@@ -49,6 +49,7 @@ MEASURED_ELSEWHERE = 3  # an exit status
 SUSPECT_CODES = {check.code for check in CHECKS if check.severity == "suspect"}
 MOST_REASONS = 5  # of doubt
 DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
+COMMAND = ": python launch.py "  # before what a sentence offers, which is copied whole
 BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
 FIRST_COLUMNS = ("images/s", MARGIN, "efficiency", BAR, AGAINST)
@@ -126,12 +127,20 @@ def print_summary(
     if finding and len(shown.records) > len(runs):
         _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
-        if not line.startswith(DOUBTFUL):  # `doubts` said it
-            _print_indented(console, line.replace(THIN, " "), "dim" if is_doubtful else "")
+        sentence, _, command = line.partition(COMMAND)
+        if line.startswith(DOUBTFUL) or (command and is_doubtful):
+            continue  # `doubts` said it; runs in doubt are measured again before others
+        if command:
+            sentence += ":"
+        _print_indented(console, sentence.replace(THIN, " "), "dim" if is_doubtful else "")
+        if command:
+            console.print(f"  {COMMAND[2:]}{command}", markup=False, soft_wrap=True)
     lines = [*where, f"records  {study.folder}"]
     if unfinished:
         missing = count(unfinished, "missing run")
         lines.append(f"next     rerun the same command: it measures the {missing}")
+    elif is_doubtful:
+        lines.append("next     remove the cause; the same command with resume=false measures again")
     elif not finding:
         lines.append(f"next     python -m analysis report {quote(str(study.folder))}")
     for line in lines:
@@ -244,10 +253,13 @@ def exit_status(
 ) -> int:
     """Return the exit status of a sweep; with `strict` an invalid cell is a failed one.
 
-    0 done, 1 a cell failed or is missing, 130 it was stopped, 3 other launchers hold the rest.
+    0 done, 1 a cell failed or is missing, or none has a number that can be used, 130 it was
+    stopped, 3 other launchers hold the rest.
     """
     if stopped:
         return 130
+    if records and all(record.validity.verdict == "invalid" for record in records):
+        return 1
     for record in records:
         if record.state != "finished" or (strict and record.validity.verdict == "invalid"):
             return 1
@@ -304,7 +316,8 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
         if len(finished) == 1:
             text = f"the run is {finished[0].validity.verdict}"
         elif len(words) == 1:
-            text = f"all {len(finished):,} runs {next(iter(verdicts))}"
+            every = "both" if len(finished) == 2 else f"all {len(finished):,}"
+            text = f"{every} runs {next(iter(verdicts))}"
         reliable = "" if verdicts["valid"] else "NOT RELIABLE: "
         mark = "✓" if verdicts["valid"] == len(finished) else "✗"
         style = next(style for verdict, style in STYLES.items() if verdicts[verdict])

@@ -135,7 +135,7 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
         import submitit
     except ImportError:
         raise Refused(
-            "engine.submit=true: needs submitit. What to do: pip install '.[slurm]'"
+            "engine.submit=true: needs submitit. What to do: pip install -e '.[slurm]'"
         ) from None
     engine = configs[0].engine
     parameters = job_parameters(configs)

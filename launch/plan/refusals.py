@@ -419,7 +419,7 @@ def missing_library(sweep: ExpandedSweep) -> None:
     """Refuse a model whose library is not installed."""
     for library in dict.fromkeys(cell.model.library for cell in sweep.cells):
         if library not in ("ringside", "python") and importlib.util.find_spec(library) is None:
-            raise Refused(f"model.library={library}: not installed: pip install '.[{library}]'")
+            raise Refused(f"model.library={library}: not installed: pip install -e '.[{library}]'")
 
 
 def own_code(sweep: ExpandedSweep) -> None:

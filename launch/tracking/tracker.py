@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -479,7 +480,8 @@ class MlflowWriter:
             what += f" --experiment {shlex.quote(self._tracking.experiment)}"
         if self._failed:
             return [f"MLflow   incomplete; to complete it: python -m launch sync {what}"]
-        return [f"MLflow   python -m launch ui {what}   (needs: pip install '.[ui]')"]
+        needs = "" if find_spec("flask") else "   (needs: pip install -e '.[ui]')"
+        return [f"MLflow   python -m launch ui {what}{needs}"]
 
     def _log(self, tracker: Tracker, records: Sequence[Record]) -> None:
         _, refused = tracker.log(records, self._study.folder_of)

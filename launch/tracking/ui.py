@@ -68,7 +68,7 @@ def show(folder: Path, tracking: Tracking) -> int:
         _open(f"{without_credentials(uri).rstrip('/')}{page}")
         return 0
     if importlib.util.find_spec("flask") is None:
-        raise ValueError("the pages of MLflow are not installed: pip install '.[ui]'")
+        raise ValueError("the pages of MLflow are not installed: pip install -e '.[ui]'")
     with _server(uri) as address:
         _open(f"{address}{page}")
         print("Ctrl-C ends it", flush=True)
