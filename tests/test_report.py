@@ -352,6 +352,41 @@ def test_the_headline_is_of_the_default_on_most_gpus_with_the_best_baseline(
     assert any(words in line for line in finding(tmp_path, records))
 
 
+def test_what_is_invalid_comes_first(tmp_path):
+    """In the headline, in the codes of the header; the next command is without it."""
+    why = "the exchanged gradient is not the mean of the local ones: 0.5"
+    wrong = {"strategy": "mine_wrong"}
+    wrong["validity"] = with_codes("invalid", noisy="wide", gradient_not_mean=why)
+    made = [
+        small(1, PAIR, 200.0, validity=SUSPECT),
+        small(2, PAIR, 190.0, validity=SUSPECT, strategy="cpu_staged"),
+        small(3, PAIR, 300.0, **wrong),
+        small(4, PAIR, 300.0, cell={"repeat": 1}, **wrong),
+    ]
+    command = ["gpus=0,1", "strategy=nccl_allreduce,cpu_staged,mine_wrong"]
+    made = [each | {"overrides": command} for each in made]
+    content, _ = examine(study(tmp_path / "study", made))
+    lines = [plain(line) for line in content.finding]
+    assert lines[0] == f"mine_wrong is invalid: {why}." and lines[1].startswith("Not reliable.")
+    assert "The fastest on 2 GPUs is not known: every run is suspect or invalid." in lines
+    assert "strategy=nccl_allreduce,cpu_staged " in lines[-1] and "mine_wrong" not in lines[-1]
+    header = "✗ 2 invalid, 2 suspect: gradient_not_mean, throttled and foreign_load"
+    assert content.verdict == header
+
+
+HEADERS = {
+    "interrupted": ([ONE, small(2, PAIR, 1.0, state="interrupted")], "✗ 1 valid, 1 interrupted"),
+    "failed": ([ONE | {"state": "failed"}, small(2, PAIR, 1.0, state="failed")], "✗ 2 runs failed"),
+    "a suspect one": ([ONE | {"validity": SUSPECT}], "✗ 1 run suspect: throttled and foreign_load"),
+}
+
+
+@pytest.mark.parametrize(("records", "header"), HEADERS.values(), ids=HEADERS)
+def test_the_header_counts_every_verdict(records, header, tmp_path):
+    content, _ = examine(study(tmp_path / "study", records))
+    assert content.verdict == header
+
+
 @pytest.mark.parametrize(("validity", "named"), [(SUSPECT, False), (with_codes("valid"), True)])
 def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validity, named, tmp_path):
     made = [*repeated(PAIR, 200, 1), *repeated(PAIR, 180, 2, nccl=PIX)]

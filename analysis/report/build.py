@@ -50,9 +50,9 @@ from analysis.study.runs import named
 from analysis.study.study import Study, open_study
 from analysis.study.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.text import count, join_words, sentence, single_line
-from analysis.validity.checks import changed_limits
+from analysis.validity.checks import changed_limits, serious
 from analysis.verification.verify_study import QuickCheck
-from benchmarks.record import REHEARSAL
+from benchmarks.record import REHEARSAL, STATES
 from conf import groups
 from conf.options import Refused
 from conf.targets import locate_without_torch
@@ -259,22 +259,27 @@ def setting(study: Study) -> str:
 
 
 def verdict_line(study: Study) -> str:
-    """Return `✓ 25 runs are valid`, or how many have which other verdict and the codes."""
+    """Return `✓ 25 runs are valid`, or how many have which verdict and the codes, invalid first."""
     verdicts: Counter[str] = Counter()
-    codes: dict[str, None] = {}
+    codes: dict[str, dict[str, None]] = {"invalid": {}, "suspect": {}}
     for record in study.records:
         verdict = record.validity.verdict if record.state == "finished" else record.state
         verdicts[verdict] += 1
-        if verdict == "suspect":
-            codes |= dict.fromkeys(record.validity.against)
+        if verdict in codes:
+            codes[verdict] |= dict.fromkeys(serious(record.validity))
+    runs = len(study.records)
     if REHEARSAL in verdicts:
         return "a rehearsal: no rate was measured"
     if verdicts.keys() == {"valid"}:
-        return f"✓ {count(len(study.records), 'run is', 'runs are')} valid"
-    words = [f"{number} {verdict}" for verdict, number in verdicts.items() if verdict != "valid"]
-    line = f"✗ {join_words(words)}, of {count(len(study.records), 'run')}"
-    if codes:
-        line += f": {join_words([*codes], MOST_NAMES)}"
+        return f"✓ {count(runs, 'run is', 'runs are')} valid"
+    order = ["valid", "invalid", "suspect", *STATES]
+    words = [f"{verdicts[verdict]:,} {verdict}" for verdict in sorted(verdicts, key=order.index)]
+    line = f"✗ {', '.join(words)}"
+    if len(words) == 1:
+        line = f"✗ {count(runs, 'run')} {next(iter(verdicts))}"
+    named = list(codes["invalid"] | codes["suspect"])
+    if named:
+        line += f": {join_words(named, MOST_NAMES)}"
     return single_line(line, 300) if study.records else ""
 
 

@@ -142,13 +142,28 @@ def about_costs(study: Study) -> str:
     )
 
 
+def invalid_records(study: Study) -> list[Record]:
+    """Return the runs that finished and are invalid."""
+    finished = [record for record in study.records if record.state == "finished"]
+    return [record for record in finished if record.validity.verdict == "invalid"]
+
+
 def next_command(study: Study, option: str) -> str:
-    """Return the command that measured most of a study, with one option more or another value."""
+    """Return the command that measured most of a study, with one option more or another value.
+
+    Of several strategies, one with invalid runs alone is left out.
+    """
     commands = Counter(tuple(record.overrides) for record in study.records)
     (overrides, _), *_ = commands.most_common(1)
+    usable = {named(record, "strategy") for record in study.usable}
+    refused = {named(record, "strategy") for record in invalid_records(study)} - usable
     name, kept = option.partition("=")[0], []
     for override in overrides:
-        if override not in ("-m", "--multirun") and override.partition("=")[0] != name:
+        asked, _, values = override.partition("=")
+        if asked == "strategy" and "," in values:
+            strategies = [value for value in values.split(",") if value not in refused]
+            override = f"strategy={','.join(strategies) or values}"
+        if override not in ("-m", "--multirun") and asked != name:
             kept.append(override)
     return single_line(shlex.join(["python", "launch.py", "-m", *kept, option]), 2000)
 

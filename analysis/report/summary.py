@@ -26,16 +26,24 @@ from analysis.report.main_point import (
 )
 from analysis.report.numbers import THIN, central, estimate, interval, number, texts
 from analysis.report.report_files import batch_of
-from analysis.report.section import RATE, Section, median_and_interval, next_command, words_of
+from analysis.report.section import (
+    RATE,
+    Section,
+    invalid_records,
+    median_and_interval,
+    next_command,
+    words_of,
+)
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
 from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
-from analysis.study.names import gpu_ids, gpu_list, run_name, spoken, unit_of
+from analysis.study.names import gpu_ids, gpu_list, run_name, short_names, spoken, unit_of
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named
 from analysis.study.study import Study
 from analysis.text import count, join_words, sentence, single_line
+from analysis.validity.checks import serious
 from benchmarks.record import Record, metrics
 from conf.cell import compress_hosts
 
@@ -60,17 +68,17 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     if not study.records:
         return ["This folder holds no record that can be read."]
     main = main_point(study, findings)
-    subject = measured(study)
+    subject, invalid = measured(study), all_invalid(study)
     following = ""
     if main is not None or study.usable:
         following = next_step(study, findings, main)
     if main is None:
-        room = SENTENCES - 1 - (following not in ("", COMPARE))
+        room = SENTENCES - 1 - bool(invalid) - (following not in ("", COMPARE))
         lines = _benchmark_sentences(study, of_benchmarks)
         if any(comparison.verdict for comparison in findings.comparisons):
             lines = [*lines[: room - 1], differences(findings)]
-        lines = [*lines[:room], subject, following]
-        return list(map(words_of(study), filter(None, lines[:SENTENCES])))
+        lines = list(filter(None, [invalid, *lines[:room], subject, following]))
+        return list(map(words_of(study), lines[:SENTENCES]))
     ranking = ranking_of(study, findings, main.point)
     settings, order = settings_sentences(findings, main), ranked(study, ranking)
     network, lost = between_hosts(study, main.point), loss(study, findings, main)
@@ -89,13 +97,13 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     first = f"{answers[0]} {models}".strip()
     answers = list(filter(None, [doubt(study, main.point), first, network, *answers[1:]]))
     # The last ones are left out where there are more than a screen has room for.
-    by_weight = [*answers[:2], subject]
+    by_weight = [invalid, *answers[:2], subject]
     if following != COMPARE:
         by_weight.append(following)
     explained = [lost, unknown_variation(study, main.point)]
     by_weight += [*answers[2:3], *explained, *answers[3:], following]
     kept = list(filter(None, dict.fromkeys(by_weight)))[:SENTENCES]
-    in_order = dict.fromkeys([*answers, subject, *explained, following])
+    in_order = dict.fromkeys([invalid, *answers, subject, *explained, following])
     return list(map(words_of(study), (line for line in in_order if line in kept)))
 
 
@@ -285,7 +293,8 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     if of_first.cell.trains and len(_names(study.usable, "model")) > 1:
         devices += f" ({single_line(of_first.cell.model.name, 80)})"
     if ranking.all_suspect:
-        return [f"The fastest on {devices} is not known: every run is suspect."]
+        doubted = "suspect or invalid" if invalid_records(study) else "suspect"
+        return [f"The fastest on {devices} is not known: every run is {doubted}."]
     first = ranking.fastest
     if first is None:
         highest, second, *_ = ranking.configurations
@@ -400,6 +409,24 @@ def between_hosts(study: Study, point: Point) -> str:
         ratio = number(point.node_efficiency.value * hosts, "ratio")
         start = f"{hosts} hosts train {ratio} × the slowest of them alone: a"
     return single_line(f"{start}{text}.", 400)
+
+
+def all_invalid(study: Study) -> str:
+    """Return the configurations without any run that counts that a check refused, and why."""
+    names = short_names(record.name for record in study.records)
+    usable = {record.name for record in study.usable}
+    reasons: dict[str, str] = {}
+    for record in invalid_records(study):
+        why = [*serious(record.validity).values()]
+        if record.name not in usable and why:
+            reasons.setdefault(single_line(spoken(names[record.name]), 80), why[0])
+    if not reasons:
+        return ""
+    first, *others = reasons
+    line = f"{first} is invalid: "
+    if others:
+        line = f"{join_words([*reasons], MOST_NAMES)} are invalid; {first}: "
+    return single_line(f"{line}{single_line(reasons[first], REASON_LENGTH).rstrip('.')}.", 400)
 
 
 def unknown_variation(study: Study, point: Point) -> str:

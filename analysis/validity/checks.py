@@ -73,6 +73,7 @@ CHECKS: tuple[Check, ...] = (
     limits.input_bound,
     limits.reference_exceeded,
 )
+SUSPECT_CODES = {check.code for check in CHECKS if check.severity == "suspect"}
 # Checks of time or of others, by which ranks that share a device in a rehearsal are not judged.
 OF_TIME = (
     *("clocks_disagree", "rate_inconsistent", "samples_do_not_fill_window"),
@@ -176,6 +177,21 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
     if is_rehearsal:
         verdicts.append(REHEARSAL)
     return Validity(max(verdicts, key=VERDICTS.index), codes, skipped, numbers, without_object)
+
+
+def serious(validity: Validity) -> dict[str, str]:
+    """Return the codes that made the verdict what it is: of an invalid one none that only doubts.
+
+    Each with its sentence.
+    """
+    against = validity.against
+    if validity.verdict != "invalid":
+        return against
+    invalidating = {}
+    for code, text in against.items():
+        if code not in SUSPECT_CODES:
+            invalidating[code] = text
+    return invalidating or against
 
 
 def limits_of(record: Record) -> ValidityLimits:

@@ -23,7 +23,7 @@ from analysis.study.provenance import short_hardware
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
-from analysis.validity.checks import CHECKS
+from analysis.validity.checks import serious
 from benchmarks.record import REHEARSAL, Record, read_study
 from conf.cell import counted
 from launch.display.columns import (
@@ -46,7 +46,6 @@ from launch.supervision.failure import few_lines
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
 LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
-SUSPECT_CODES = {check.code for check in CHECKS if check.severity == "suspect"}
 MOST_REASONS = 5  # of doubt
 DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
 COMMAND = ": python launch.py "  # before what a sentence offers, which is copied whole
@@ -302,11 +301,9 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
     unchecked: dict[str, str] = {}
     for record in finished:
         unchecked |= record.validity.unchecked
-        against = record.validity.against
-        serious = against.keys() - SUSPECT_CODES or against.keys()
-        for code, text in against.items():
+        for code, text in record.validity.against.items():
             reason = STYLES["suspect"], code
-            if record.validity.verdict == "invalid" and code in serious:
+            if record.validity.verdict == "invalid" and code in serious(record.validity):
                 reason = STYLES["invalid"], f"invalid: {record.name}: {code}"
             reasons.setdefault(reason, []).append(text)
     lines = []
