@@ -8,7 +8,8 @@ import pytest
 from build import changed_cell
 from rich.console import Console
 
-from analysis.report.cell_numbers import COLUMNS, first_number
+from analysis.report.cell_numbers import COLUMNS, first_number, margin
+from analysis.report.numbers import THIN
 from analysis.study.study import Study
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
@@ -201,6 +202,22 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     assert f"  invalid: {named}: gradient_not_mean: relative error 1" in lines
     assert "  noisy: step time varies: ±2 % (and 3 more runs)" in lines
     assert "The answer." in lines and not any("Not reliable" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (99.0, 101.0, "1.0 %"),
+        (48.0, 210.0, "−52 to +110 %"),
+        (99.999, 100.001, "<0.01 %"),
+        (None, None, "one run"),
+    ],
+)
+def test_a_wide_interval_has_both_ends(low, high, text):
+    values = {"throughput/images_per_second": 100.0}
+    if low is not None:
+        values |= {"throughput/ci_low": low, "throughput/ci_high": high}
+    assert margin(values).replace(THIN, " ") == text
 
 
 def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():

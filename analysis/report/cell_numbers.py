@@ -15,6 +15,7 @@ RUNS = names_of(IMAGES_PER_SECOND)[2]  # absent where the interval is lent
 MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
 ONE_RUN = "one run"  # stands there where it is not known
 LEAST_MARGIN = 0.00005  # a smaller one would be rounded to 0.00 %
+WIDE_MARGIN = 0.2  # above which both ends are shown
 NOT_SEEN = "none seen"  # of an exposed time of 0 or less: steps without the exchange were as slow
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
@@ -95,7 +96,8 @@ def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs
     if column == PREDICTED:
         return f"predicted {text}"
     if column == MARGIN and text != ONE_RUN:
-        return f"±{text} {WORDS}"
+        sign = "" if text.startswith("−") else "±"
+        return f"{sign}{text} {WORDS}"
     for entry in metrics.COLUMNS:
         if entry.column == column:
             unit = "" if entry.unit == "%" else entry.of(things).unit
@@ -106,13 +108,19 @@ def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs
 
 
 def margin(values: Mapping[str, float]) -> str:
-    """Return half the interval of the next run, as a share of the rate; empty without a rate."""
+    """Return half the interval of the next run, as a share of the rate; empty without a rate.
+
+    A wide one has both ends, `−52 to +110 %`: they are not alike.
+    """
     rate, ends = values.get(IMAGES_PER_SECOND), ends_of(IMAGES_PER_SECOND, values)
     if not rate:
         return ""
     if not ends or not math.isfinite(ends[1] - ends[0]):
         return ONE_RUN
     half = (ends[1] - ends[0]) / 2 / rate
+    if half > WIDE_MARGIN:
+        low, high = 100 * (1 - ends[0] / rate), 100 * (ends[1] / rate - 1)
+        return f"−{low:.0f} to +{high:.0f}{THIN}%"
     return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share")
 
 

@@ -209,7 +209,7 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
         texts = cell_numbers(record, several.shown(record))
         texts.pop(COST, "")  # there is little room
         if len(runs.records) > 1 and texts.get(MARGIN) == ONE_RUN:
-            texts[MARGIN] = "unknown"  # of two runs it is
+            texts[MARGIN] = "needs 3 runs"
         if rate:
             texts[BAR] = "━" * max(1, round(BAR_LENGTH * rate / highest))
         style = ""
