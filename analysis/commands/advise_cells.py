@@ -6,6 +6,7 @@ interval that reports and `predict` show of it. Where there is none, no order is
 
 import argparse
 import json
+import shlex
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -199,15 +200,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--gpus", metavar="LIST", required=True, help=gpus)
     nccl = f"again for others to choose from; {UNTOUCHED}: none (default: the study's)"
     add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
+    add("--per-node", help=argparse.SUPPRESS)  # of `predict`: refused with the way there
     add_choices(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print an advice for each workload of the study. Raises OSError, ValueError."""
+    predict = f"python -m analysis predict {shlex.quote(arguments.study)}"
+    more = f"for more GPUs: {predict} --gpus 16,64 --per-node 8"
+    if arguments.per_node is not None:
+        raise ValueError(f"--per-node: advise ranks GPUs of one machine; {more}")
     study = open_study(Path(arguments.study))
     calibration = calibrate(study)
     subsets = read_subsets(arguments.gpus, None)
-    gpus = refuse_absent(arguments.gpus, subsets, study, calibration)
+    gpus = refuse_absent(arguments.gpus, subsets, study, calibration, f"; {more}")
     if len({subset.gpus for subset in subsets}) > 1:
         raise ValueError(
             f"--gpus {arguments.gpus!r}: expected subsets of one size, so that their rates can "
