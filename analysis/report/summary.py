@@ -234,8 +234,10 @@ def answer(study: Study, main: CurvePoint) -> str:
     line = f"{devices} train{'s' * (point.world_size == 1)} {single_line(subject, 120)}"
     rate, ends = texts(point.rate, "rate")
     if point.suspect:
-        rate = f"about {float(f'{point.rate.value:.2g}'):,.0f}"  # no digits that nobody knows
+        rate = f"about {_two_digits(point.rate.value)}"  # no digits that nobody knows
     line += f" at {rate} images/s"
+    if ends and point.suspect:
+        ends = f"{_two_digits(point.rate.low or 0.0)} to {_two_digits(point.rate.high or 0.0)}"
     if ends:
         line += f" ({ends})"
     if point.efficiency is None:
@@ -244,6 +246,11 @@ def answer(study: Study, main: CurvePoint) -> str:
         return f"{line}, an efficiency of about {100 * point.efficiency.value:.0f}{THIN}%."
     share = replace(point.efficiency, value=float(point.efficiency.value))
     return f"{line}, an efficiency of {estimate(share, 'share')}."
+
+
+def _two_digits(value: float) -> str:
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
 def definition(point: Point) -> str:

@@ -48,6 +48,7 @@ WORDS = {
     "server_gpus": "server_gpus",
     "gpus": "gpus",
 }
+HASH_LENGTH = 8  # digits of a hash
 _GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
@@ -106,6 +107,8 @@ def format_option(name: str, value: str) -> str:
         return text
     if name == "model.image_size":
         return f"{value} px"
+    if name.endswith(".sha256"):
+        value = value[:HASH_LENGTH]
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
 
 
