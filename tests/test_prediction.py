@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.commands import predict_cells
+from analysis.commands import predict_cells, terminal_tables
 from analysis.commands.predict_cells import read_nccl, read_subsets, refuse_absent
 from analysis.console import SafeConsole
 from analysis.prediction.calibration_data import (
@@ -661,24 +661,29 @@ def test_a_forecast_is_a_sentence_without_digits_below_its_error(capsys):
     assert "python launch.py -m nodes=1,2 hosts=FILE gpus=all model=resnet50" in printed
     assert main(["predict", STRATEGIES, "--strategy", "nccl_allreduce"]) == 0
     printed = capsys.readouterr().out
-    assert "  8 GPUs: about 100 % efficiency (37,400 images/s); its error is not known." in printed
+    assert "  8 GPUs: about 100 % efficiency (37,400 images/s).\n" in printed
+    assert printed.count("its error is not known.") == 1
     assert "python launch.py -m gpus=scale repeats=3 model=resnet50 strategy=nccl" in printed
     assert f"output_dir={Path(STRATEGIES).parent} study=strategies" in printed
     assert "Warning" not in printed
     for name, doubt in DOUBTS.items():  # the first line says what measured numbers say against it
         assert main(["predict", str(Path(STRATEGIES).parents[1] / name)]) == 0
         assert capsys.readouterr().out.replace("\xa0", " ").startswith(doubt)
+    assert main(["predict", str(DATA / "h200_x4" / "scaling"), *OF_HOSTS]) == 0
+    printed = capsys.readouterr().out.replace("\xa0", " ")
+    of_hosts = "  64 GPUs on 8 hosts: at most 97.4 % efficiency (403,000 images/s), as measured on"
+    assert of_hosts in printed and printed.count("The network was never measured.") == 1
 
 
 @pytest.mark.parametrize("arguments", [["--details"], ["--holdout", "size"]])
 def test_no_number_and_no_heading_is_cut_at_any_width(monkeypatch, capsys, arguments):
     """At 80 columns every rate was cut: `74,…`."""
-    tables, show = [], predict_cells.print_table
+    tables, show = [], terminal_tables.print_table
     monkeypatch.setattr(predict_cells, "print_table", tables.append)
     assert main(["predict", *map(str, OF_SEVERAL_GPUS), *arguments]) == 0
     capsys.readouterr()
     for width in (60, 80, 100, 140):
-        monkeypatch.setattr(predict_cells, "console", functools.partial(SafeConsole, width=width))
+        monkeypatch.setattr(terminal_tables, "console", functools.partial(SafeConsole, width=width))
         show(tables[0])
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= width and "…" not in shown

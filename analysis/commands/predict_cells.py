@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from analysis.commands.terminal_tables import print_table
 from analysis.console import console, print_text
 from analysis.findings.scaling import curves
 from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
@@ -44,7 +45,7 @@ from analysis.prediction.forecast import (
     way_of,
 )
 from analysis.prediction.link_model import NETWORK_FORM, read_network
-from analysis.prediction.query import CellQuery, Subset
+from analysis.prediction.query import CellQuery, Subset, Workload
 from analysis.prediction.recorded_forecast import at_most_alone
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.table import Column, Table
@@ -68,6 +69,7 @@ PARTS = (
     "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "
     "and compute were as in the nearest run."
 )
+Subject = tuple[Workload, str]  # and a strategy
 LEAST_ERROR = 0.01  # as which a forecast without error bars is rounded
 MS = NumberFormat(decimals=2)
 # The first columns matter most: what does not fit goes to further rows.
@@ -295,7 +297,7 @@ def _print_forecasts(
             refused[candidate] = str(error)
     if not predictions:
         raise ValueError(f"no forecast of {devices_of(several[0].query)}: {refused[several[0]]}")
-    doubts = measured_doubts(study, calibration, [candidate.query for candidate in predictions])
+    doubts, most = measured_doubts(study, calibration, [each.query for each in predictions])
     if arguments.json:
         answers = [_forecast_json(each, predictions.get(each), refused) for each in several]
         of_first = len(scores[way_of(calibration, several[0].query)])
@@ -314,25 +316,27 @@ def _print_forecasts(
     for line in doubts:
         print_text(f"[bold yellow]{escape(line)}[/bold yellow]")
     print_text(escape(machine))
-    _print_answer(predictions, notes, arguments.details)
+    _print_answer(predictions, most, notes, arguments.details)
     unknown = max(predictions, key=lambda each: predictions[each].basis == ASSUMED_NETWORK)
     print_command(unknown, machine_gpus(study, calibration.machine), Path(arguments.study[0]))
 
 
 def measured_doubts(
     study: Study, calibration: CalibrationData, queries: Iterable[CellQuery]
-) -> list[str]:
+) -> tuple[list[str], dict[Subject, tuple[CellQuery, float]]]:
     """Return a sentence for each model and strategy of queries whose largest measured cell is
-    suspect, or has another efficiency than its own forecast.
+    suspect, or has another efficiency than its own forecast; and the measured one of those whose
+    forecasts promise more.
     """
     shares: dict[tuple[str, ...], Estimate | None] = {}
     for curve in curves(study).curves:
         shares |= {point.record_ids: point.efficiency for point in curve.points}
     asked = dict.fromkeys((query.workload, query.strategy) for query in queries)
-    largest: dict[object, MeasuredCell] = {}
+    largest: dict[Subject, MeasuredCell] = {}
     for cell in sorted(calibration.timed, key=lambda cell: -cell.ranks):
         largest.setdefault((cell.query.workload, cell.query.strategy), cell)
     lines = []
+    most: dict[Subject, tuple[CellQuery, float]] = {}
     for measured in filter(None, map(largest.get, asked)):
         query, share = measured.query, shares.get(measured.record_ids)
         where = f"{query.workload} · {query.strategy} · batch {query.batch_size}"
@@ -349,18 +353,24 @@ def measured_doubts(
                 low, high = share.low or share.value, share.high or share.value
                 if not low - LEAST_ERROR <= own <= high + LEAST_ERROR:
                     lines.append(f"{what} contradicts its own forecast, {number(own, 'share')}.")
-    return lines
+                    if own > share.value:
+                        most[query.workload, query.strategy] = query, float(share.value)
+    return lines, most
 
 
 def _print_answer(
-    predictions: Mapping[Candidate, Forecast], notes: list[str], details: bool
+    predictions: Mapping[Candidate, Forecast],
+    most: Mapping[Subject, tuple[CellQuery, float]],
+    notes: list[str],
+    details: bool,
 ) -> None:
     by_subject: dict[str, list[str]] = defaultdict(list)
     rows = []
     for candidate, prediction in predictions.items():
         query = candidate.query
         subject = f"{query.workload} · {query.strategy} · batch {query.batch_size}"
-        by_subject[subject].append(forecast_sentence(query, prediction))
+        measured = most.get((query.workload, query.strategy))
+        by_subject[subject].append(forecast_sentence(query, prediction, measured))
         row = {"cell": f"{subject} · {devices_of(query)}", "efficiency": efficiency_of(prediction)}
         row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
         rows.append(asdict(prediction) | row)
@@ -373,6 +383,10 @@ def _print_answer(
         print_text(f"[bold]{escape(subject)}[/bold]")
         for line in lines:
             print_text(f"  {escape(line)}")
+    if any("about" in line for line in chain(*by_subject.values())):
+        print_text('Where a forecast says "about", its error is not known.')
+    if any(each.basis == ASSUMED_NETWORK for each in predictions.values()):
+        print_text("The network was never measured.")
     print_notes(notes, FIRST_NOTES)
 
 
@@ -412,23 +426,38 @@ def _forecast_json(
     return answer | {"forecast": asdict(prediction)}
 
 
-def forecast_sentence(query: CellQuery, prediction: Forecast) -> str:
-    """Return a forecast in words, without digits beyond its error."""
+def forecast_sentence(
+    query: CellQuery, prediction: Forecast, measured: tuple[CellQuery, float] | None = None
+) -> str:
+    """Return a forecast in words, without digits beyond its error; no higher efficiency than was
+    measured where that contradicts forecasts.
+    """
     efficiency, error = efficiency_of(prediction), LEAST_ERROR
     if prediction.low is not None and prediction.high is not None:
         error = (prediction.high - prediction.low) / 2 / prediction.step_ms
     rate = f"{rounded(prediction.images_per_second, error * prediction.images_per_second)} images/s"
     best = f"{rounded(100 * prediction.efficiency, 100 * error)} %"
-    words = f"about {best} efficiency ({rate}); its error is not known."
+    words = f"about {best} efficiency ({rate})."
     if query.ranks < 2:
         words = f"about {rate}."
+    elif measured and _promises_more(query, prediction, *measured):
+        where, share = measured
+        images = prediction.images_per_second * share / prediction.efficiency
+        words = (
+            f"at most {number(share, 'share')} efficiency ({rounded(images, error * images)} "
+            f"images/s), as measured on {devices_of(where)}."
+        )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
         word = "best case" if prediction.growth > 1 else "expected"
         words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
-    if prediction.basis == ASSUMED_NETWORK:
-        words += " The network was never measured."
     return f"{devices_of(query)}: {words}"
+
+
+def _promises_more(query: CellQuery, made: Forecast, measured: CellQuery, share: float) -> bool:
+    """Tell whether a forecast of more GPUs and no more work is above a measured efficiency."""
+    grows = query.ranks >= measured.ranks and query.batch_size <= measured.batch_size
+    return grows and made.efficiency > share
 
 
 def rounded(value: float, error: float) -> str:
@@ -548,36 +577,6 @@ def _error_lines(errors: Mapping[str, Any]) -> list[str]:
         share = number(covered / of, "share")
         lines.append(f"90 % prediction intervals: {covered} of {of} inside ({share}).")
     return lines
-
-
-def print_table(table: Table) -> None:
-    """Print a table; what does not fit the terminal follows in further ones, whose rows are the
-    same. Numbers and headings are never cut.
-    """
-    people = table.for_people
-    out = console()
-    widths = []
-    for index, column in enumerate(people.columns):
-        lengths = [len(column.heading)]
-        for row in people.rows:
-            lengths += map(len, column.texts(row[index]))
-        width = max(lengths)
-        if column.is_text:
-            width = max(len(column.heading), min(width, out.width // 3))  # its texts can be folded
-        widths.append(width + 2)
-    parts: list[list[int]] = [[0]]
-    for index in range(1, len(widths)):
-        if sum(widths[at] for at in parts[-1]) + widths[index] > out.width - 1:
-            parts.append([0])
-        parts[-1].append(index)
-    for part in parts:
-        columns = tuple(people.columns[index] for index in part)
-        rows = []
-        for row in people.rows:
-            rows.append(tuple(row[index] for index in part))
-        caption = people.caption if part is parts[0] else ""
-        shown_part = replace(people, caption=caption, columns=columns, rows=tuple(rows))
-        out.print(shown_part.to_rich())
 
 
 def print_notes(notes: Iterable[str], most: int) -> None:

@@ -1,0 +1,36 @@
+"""Tables that fit the terminal."""
+
+from dataclasses import replace
+
+from analysis.console import console
+from analysis.report.table import Table
+
+
+def print_table(table: Table) -> None:
+    """Print a table; what does not fit the terminal follows in further ones, whose rows are the
+    same. Numbers and headings are never cut.
+    """
+    people = table.for_people
+    out = console()
+    widths = []
+    for index, column in enumerate(people.columns):
+        lengths = [len(column.heading)]
+        for row in people.rows:
+            lengths += map(len, column.texts(row[index]))
+        width = max(lengths)
+        if column.is_text:
+            width = max(len(column.heading), min(width, out.width // 3))  # its texts can be folded
+        widths.append(width + 2)
+    parts: list[list[int]] = [[0]]
+    for index in range(1, len(widths)):
+        if sum(widths[at] for at in parts[-1]) + widths[index] > out.width - 1:
+            parts.append([0])
+        parts[-1].append(index)
+    for part in parts:
+        columns = tuple(people.columns[index] for index in part)
+        rows = []
+        for row in people.rows:
+            rows.append(tuple(row[index] for index in part))
+        caption = people.caption if part is parts[0] else ""
+        shown_part = replace(people, caption=caption, columns=columns, rows=tuple(rows))
+        out.print(shown_part.to_rich())
