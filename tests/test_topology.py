@@ -1,5 +1,6 @@
 """Topology: three readers, what they refuse, damage, drawing. Captures: tests/golden."""
 
+import functools
 import json
 import random
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
+from analysis.commands import terminal_tables
+from analysis.console import SafeConsole
 from analysis.input_files import UnreadableInput
 from analysis.topology.drawing import lay_out, saved, topology_figure
 from analysis.topology.model import distinct_classes, is_known, nvlink_gb_per_s
@@ -400,6 +403,20 @@ def test_drawing_has_gpus_in_one_row_above_their_nics():
     assert [places[gpu][1] for gpu in range(8)] == [0.0] * 8
     assert sorted(range(8), key=lambda gpu: places[gpu][0]) == [*range(8)]
     assert places[2][0] < places["mlx5_1"][0] < places[3][0] and places["mlx5_1"][1] < -1
+
+
+def test_tables_at_80_columns_cut_no_word_and_lose_no_column(monkeypatch, capsys):
+    """`mlx5_0` was folded into `mlx` and `5_0`, and the last column of a trace was lost."""
+    narrow = functools.partial(SafeConsole, width=80)
+    monkeypatch.setattr(terminal_tables, "console", narrow)
+    assert main(["topology", str(DATA / "topo_dgx1_v100.txt")]) == 0
+    printed = capsys.readouterr().out
+    assert "mlx5_0  mlx5_1 " in printed and " mlx5_2  mlx5_3 " in printed
+    assert "CPU affinity 0-19,40-59: GPU0, GPU1, GPU2, GPU3\n" in printed
+    assert main(["trace", str(DATA / "kineto_h200_x2")]) == 0
+    printed = capsys.readouterr().out
+    assert "communication ms" in printed and "exposed ms/step  … in gaps" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_command_reads_standard_input():

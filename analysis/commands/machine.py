@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from analysis.commands.terminal_tables import print_table
 from analysis.console import console
 from analysis.input_files import read_input
 from analysis.native.p2p import parse_bandwidths
@@ -98,8 +99,8 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     columns = [Column("device", "")]
     for label in labels.values():
         columns.append(Column(label, label))
-    columns += [Column("cpu", "CPU affinity"), Column("numa", "NUMA")]
     rows = []
+    near: dict[str, list[str]] = {}
     for device, label in labels.items():
         row: dict[str, Any] = {"device": label, label: "X"}
         for peer, peer_label in labels.items():
@@ -107,10 +108,18 @@ def _run_topology(arguments: argparse.Namespace) -> None:
                 row[peer_label] = topology.link_between(device, peer)
         if isinstance(device, int):
             facts = topology.gpu(device)
-            row |= {"cpu": facts.cpu_affinity, "numa": facts.numa_affinity}
+            words = []
+            if facts.cpu_affinity:
+                words.append(f"CPU affinity {facts.cpu_affinity}")
+            if facts.numa_affinity:
+                words.append(f"NUMA node {facts.numa_affinity}")
+            if words:
+                near.setdefault(", ".join(words), []).append(label)
         rows.append(row)
     out = console()
-    out.print(Table.of("", f"topology ({topology.source})", columns, rows).to_rich())
+    print_table(Table.of("", f"topology ({topology.source})", columns, rows))
+    for words, gpus in near.items():
+        out.print(f"{words}: {', '.join(gpus)}")
     pairs_of: dict[str, list[tuple[int, int]]] = {}
     for a, b in combinations(topology.gpus, 2):
         pairs_of.setdefault(topology.link_between(a, b), []).append((a, b))
@@ -155,7 +164,7 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
         print(json.dumps({"subsets": total, "classes": content}))
         return
     caption = f"{total} subsets in {len(subsets)} classes"
-    console().print(Table.of("", caption, SUBSETS, rows).to_rich())
+    print_table(Table.of("", caption, SUBSETS, rows))
 
 
 def _run_place(arguments: argparse.Namespace) -> None:
@@ -193,6 +202,5 @@ def _run_place(arguments: argparse.Namespace) -> None:
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
         rows.append(row)
-    out = console()
-    out.print(Table.of("", "", columns, rows).to_rich())
-    out.print(placement.reason)
+    print_table(Table.of("", "", columns, rows))
+    console().print(placement.reason)

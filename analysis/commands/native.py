@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from analysis.commands.terminal_tables import print_table
 from analysis.console import console
 from analysis.native.nccl_tests import read_nccl_tests
 from analysis.native.p2p import read_p2p
@@ -55,11 +56,11 @@ NCCL_TESTS = (
     Column("out_of_place busbw", "busbw\nGB/s", kind=TWO),
     Column("out_of_place wrong", "#wrong", kind=COUNT),
     Column("out_of_place error", "error"),
-    Column("in_place time_us", "time\nµs", kind=TWO),
-    Column("in_place algbw", "algbw\nGB/s", kind=TWO),
-    Column("in_place busbw", "busbw\nGB/s", kind=TWO),
-    Column("in_place wrong", "#wrong", kind=COUNT),
-    Column("in_place error", "error"),
+    Column("in_place time_us", "in place\ntime\nµs", kind=TWO),
+    Column("in_place algbw", "in place\nalgbw\nGB/s", kind=TWO),
+    Column("in_place busbw", "in place\nbusbw\nGB/s", kind=TWO),
+    Column("in_place wrong", "in place\n#wrong", kind=COUNT),
+    Column("in_place error", "in place\nerror"),
 )
 # Of the rows of a trace; a quantity that is not known is "–".
 RANKS = (
@@ -148,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_table(caption: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
     table = Table.of("", caption, columns, rows)
     if table.rows:
-        console().print(table.to_rich())
+        print_table(table)
 
 
 def _print_notes(title: str, lines: Sequence[str]) -> None:

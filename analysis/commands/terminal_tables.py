@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from rich.markup import escape
+
 from analysis.console import console
 from analysis.report.table import Table
 
@@ -12,14 +14,17 @@ def print_table(table: Table) -> None:
     """
     people = table.for_people
     out = console()
+    if people.caption:
+        out.print(f"[italic]{escape(people.caption)}[/italic]")
     widths = []
     for index, column in enumerate(people.columns):
-        lengths = [len(column.heading)]
+        heading = max(map(len, column.heading.split("\n")))
+        lengths = [heading]
         for row in people.rows:
             lengths += map(len, column.texts(row[index]))
         width = max(lengths)
         if column.is_text:
-            width = max(len(column.heading), min(width, out.width // 3))  # its texts can be folded
+            width = max(heading, min(width, out.width // 3))  # its texts can be folded
         widths.append(width + 2)
     parts: list[list[int]] = [[0]]
     for index in range(1, len(widths)):
@@ -31,6 +36,8 @@ def print_table(table: Table) -> None:
         rows = []
         for row in people.rows:
             rows.append(tuple(row[index] for index in part))
-        caption = people.caption if part is parts[0] else ""
-        shown_part = replace(people, caption=caption, columns=columns, rows=tuple(rows))
-        out.print(shown_part.to_rich())
+        shown_part = replace(people, caption="", columns=columns, rows=tuple(rows))
+        printed = shown_part.to_rich()
+        for rich_column in printed.columns:
+            rich_column.no_wrap = rich_column.justify == "right"
+        out.print(printed)
