@@ -4,6 +4,8 @@
 """
 
 import argparse
+import difflib
+import itertools
 import re
 import textwrap
 from collections.abc import Sequence
@@ -105,9 +107,23 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
         alike = [entry for entry in named if name in re.split("[/_]", entry)]
         if alike:  # a part of a metric's name: busbw
             return "\n\n".join(named[entry].text for entry in alike[:MOST_ALIKE])
-        hint = suggestion(name, [*topics, *named], sure=1.0)
+        near = [entry for entry in (*topics, *named) if _is_near(name, entry)]
+        hint = suggestion(name, near, sure=1.0)
         raise ValueError(f"{name}: unknown name; {hint}")
     return named[form].text
+
+
+def _is_near(name: str, entry: str) -> bool:
+    """Tell whether a part of a name differs from one of an entry by a letter in three at most."""
+    parts = [re.split("[/_. ]", each) for each in (name, entry)]
+    for part, other in itertools.product(*parts):
+        edits = 0
+        for tag, *ends in difflib.SequenceMatcher(None, part, other).get_opcodes():
+            if tag != "equal":
+                edits += max(ends[1] - ends[0], ends[3] - ends[2])
+        if edits <= max(1, len(part) // 3):
+            return True
+    return False
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
