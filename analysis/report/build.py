@@ -149,9 +149,8 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
     if maps:
         answer = None  # the map is
     if content.answer and answer:
-        rest.append(
-            Section("scaling", "Configurations", figures=(replace(content.answer, on_page=()),))
-        )
+        before = replace(content.answer, on_page=(content.answer.svg, *content.answer.on_page[1:]))
+        rest.append(Section("scaling", "Configurations", figures=(before,)))
     sections = tuple(joined_by_anchor([*maps, between, *rest]))
     if answer:
         content = replace(content, answer=answer)
@@ -184,18 +183,17 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
                 sections.append(section)
         main = main_point(study, findings)
         answer = answer_figure(study, findings, main, sections)
+        if answer is not None:
+            sections = [section.without(answer.name) for section in sections]
+        if width == ON_PAGE:
+            sections = list(map(Section.for_phones, sections))
     finding = tuple(sentences(study, findings, of_benchmarks))
     if sections and sections[0].anchor == "question":
         finding = tuple(line for line in finding if not line.startswith(FASTEST_IS))
         finding = (*sections[0].lines[:2], *finding)  # the question's answer is the answer
     if sections and sections[0].anchor == "rehearsal":
         finding = sections[0].finding
-    words, rest = words_of(study), []
-    for section in sections:
-        figures = [
-            figure for figure in section.figures if answer is None or figure.name != answer.name
-        ]
-        rest.append(replace(section, figures=tuple(figures)).in_words_of(study))
+    words = words_of(study)
     if answer is not None:
         answer = replace(answer, caption=words(answer.caption))
     doubtful = [record.validity.verdict == "suspect" for record in study.usable]
@@ -204,7 +202,7 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
         setting(study),
         finding[:SENTENCES],
         not_measured(study, findings),
-        tuple(joined_by_anchor(rest)),
+        tuple(joined_by_anchor(section.in_words_of(study) for section in sections)),
         limits_sentence(study),
         verdict_line(study),
         main.point.suspect if main is not None else bool(doubtful) and all(doubtful),

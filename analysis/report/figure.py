@@ -181,6 +181,16 @@ def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
     return replace(drawn, on_page=tuple(svgs), wide=screen_in == SCREEN_IN)
 
 
+def for_phone(drawn: Figure) -> Figure:
+    """Return a figure with a drawing for phones too, if it needs one."""
+    canvas = drawn.figure
+    if drawn.card or drawn.on_page or canvas is None:
+        return drawn
+    if canvas.get_figwidth() <= WIDTHS_IN["single"]:
+        return drawn
+    return for_screen_and_phone(drawn, canvas.get_figwidth())
+
+
 def saved(figure: Any, form: str) -> bytes:
     """Return a figure of matplotlib as a file; equal figures give equal bytes.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from analysis.findings.communication import COST
 from analysis.findings.examine import Findings
-from analysis.report.figure import Figure
+from analysis.report.figure import Figure, for_phone
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.table import Table
 from analysis.study import intervals
@@ -54,6 +54,15 @@ class Section:
             tables=self.tables + section.tables,
             commands=self.commands + section.commands,
         )
+
+    def without(self, name: str) -> "Section":
+        """Return the section without the figure of a name."""
+        figures = [figure for figure in self.figures if figure.name != name]
+        return replace(self, figures=tuple(figures))
+
+    def for_phones(self) -> "Section":
+        """Return the section with a drawing for phones of each figure that needs one."""
+        return replace(self, figures=tuple(map(for_phone, self.figures)))
 
     def in_words_of(self, study: Study) -> "Section":
         """Return the section in the words of what a study counts."""

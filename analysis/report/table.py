@@ -270,7 +270,8 @@ def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table
 
 
 def _html(text: str) -> str:
-    return escape(single_line(text, TEXT_LENGTH))
+    """Return text for an element; a long name may break after its underscores."""
+    return escape(single_line(text, TEXT_LENGTH)).replace("_", "_<wbr>")
 
 
 def _aligned(is_text: bool) -> str:

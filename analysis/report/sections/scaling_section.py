@@ -228,7 +228,8 @@ def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
             parts += texts
     if not parts:
         return ""
-    return f"Efficiency on {most} GPUs: {'; '.join(parts)}."
+    subject = "Efficiency on" if kind == "share" else "On"
+    return f"{subject} {most} GPUs: {'; '.join(parts)}."
 
 
 class OptionLine(NamedTuple):
