@@ -68,7 +68,8 @@ class ExchangeAlone(ABC):
     def pipelined(self) -> Callable[[], None] | None:
         """Return an exchange that need not wait for the one before it; None where there is none.
 
-        An asynchronous strategy can have several under way.
+        An asynchronous strategy can have several under way, and an answer still is when the last
+        call returns: wait for the device before anything else is exchanged.
         """
         return None
 
