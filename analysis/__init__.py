@@ -27,7 +27,7 @@ __all__ = ["open_study"]
 def open_study(folder: "str | Path") -> "OpenedStudy":
     """Return a study: its records, tables, figures and sentences. `folder` is OUTPUT_DIR/STUDY.
 
-    Raises FileNotFoundError, NotADirectoryError: it is no folder.
+    Raises FileNotFoundError, NotADirectoryError: it is not a folder.
     """
     # pandas, scipy and jinja2 take a second; the launcher imports this package.
     from analysis.notebook import opened

@@ -269,7 +269,7 @@ class OpenedStudy:
 def opened(folder: str | Path) -> OpenedStudy:
     """Read a study's folder, and compare its records with their raw samples as a report does.
 
-    Raises FileNotFoundError, NotADirectoryError: it is no folder.
+    Raises FileNotFoundError, NotADirectoryError: it is not a folder.
     """
     with gc_paused():
         return OpenedStudy(checked_study(Path(folder)))

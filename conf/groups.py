@@ -18,7 +18,7 @@ rules:
     shared_memory  true: a strategy that takes memory in /dev/shm
     some_models    true: a strategy that cannot train every model: its `refuse` is asked first
     trains         false: a benchmark that measures links, without a model and a strategy
-    counts         samples: what a benchmark counts, where that is no image
+    counts         samples: what a benchmark counts, where that is not an image
     hosts          false: a strategy or benchmark that works inside one host
     graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs
                    no thread of the host
@@ -217,7 +217,7 @@ def add_config_dir(folders: Iterable[Path]) -> None:
         for folder in _folders[1:]:
             if not folder.is_dir():
                 raise Refused(
-                    f"--config-dir {folder}: is no folder; expected one with DIR/model/NAME.yaml, …"
+                    f"--config-dir {folder}: not a folder; expected one with DIR/model/NAME.yaml, …"
                 )
             for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
                 if path.is_file():
@@ -231,7 +231,7 @@ def add_config_dir(folders: Iterable[Path]) -> None:
 def _refuse_unplain(path: Path) -> None:
     """Refuse a YAML file that is large or deep, or whose values are not all written out.
 
-    One that is no YAML is left to whoever reads it.
+    One that is not YAML is left to whoever reads it.
     """
     if path.stat().st_size > LARGEST_BYTES:
         raise Refused(f"{path}: larger than {LARGEST_BYTES >> 10} KiB")
@@ -247,7 +247,7 @@ def _refuse_unplain(path: Path) -> None:
             if depth > DEEPEST:
                 raise too_deep
     except yaml.reader.ReaderError:  # whoever reads it would come to the wrong bytes last
-        raise Refused(f"{path}: is no YAML (not a text in UTF-8)") from None
+        raise Refused(f"{path}: is not YAML (not a text in UTF-8)") from None
     except yaml.YAMLError:
         return
     except RecursionError:
@@ -255,14 +255,14 @@ def _refuse_unplain(path: Path) -> None:
 
 
 def no_yaml(error: yaml.YAMLError, path: str) -> str:
-    """Return the sentence about a file that is no YAML.
+    """Return the sentence about a file that is not YAML.
 
     `path` stands where the error names no file.
     """
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         path = f"{mark.name}, line {mark.line + 1}"
-    return f"{path}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})"
+    return f"{path}: is not YAML ({getattr(error, 'problem', None) or type(error).__name__})"
 
 
 def files(group: str) -> dict[str, Path]:
@@ -346,7 +346,7 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
     for option in content:
         if not isinstance(option, str):
             raise Refused(
-                f"{path}: {option!r} is no name of an option; one that YAML reads as something "
+                f"{path}: {option!r} is not a name of an option; one that YAML reads as something "
                 "else stands in quotes"
             )
     for fault in _faults(cast(dict[str, Any], content), rules):
@@ -391,7 +391,7 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
     for where, names in named:
         for name in names:
             if name not in options:
-                yield f"{where} names {name!r:.100}, which is no option"
+                yield f"{where} names {name!r:.100}, which is not an option"
     for option in rules.get("omit_if_default", ()):
         if option not in auto:
             yield f"omit_if_default names {option!r}, of which auto does not say what it means"

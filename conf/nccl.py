@@ -136,7 +136,7 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
         prefix, colon, rest = part.rpartition(":")
         if colon and prefix.lower() not in functions:
             raise ValueError(
-                f"{prefix!r} is no collective; expected {', '.join(FUNCTIONS).lower()}"
+                f"{prefix!r} is not a collective; expected {', '.join(FUNCTIONS).lower()}"
             )
         chosen = set()
         for word in rest.removeprefix("^").split(","):

@@ -34,7 +34,7 @@ class Question:
     def __post_init__(self) -> None:
         """Raise ValueError where a journal holds no question."""
         if self.kind not in QUESTIONS or not (0 < self.margin < 1 and 0 < self.efficiency < 1):
-            raise ValueError(f"{self} is no question")
+            raise ValueError(f"{self} is not a question")
 
 
 def asked_question(config: Any) -> Question | None:

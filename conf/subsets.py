@@ -164,7 +164,7 @@ class Grammar:
         return Refused(f"{self.option}={typed}: {reason}; {self.forms}")
 
     def _unknown(self, token: str) -> str:
-        return f"{token!r} is no {self.accepted}"
+        return f"{token!r} is not a {self.accepted}"
 
 
 GPUS = Grammar(
@@ -264,7 +264,7 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
         try:
             words = line.decode().partition("#")[0].split()
         except UnicodeDecodeError:
-            raise Refused(f"{where}: is no text in UTF-8; {A_FILE}") from None
+            raise Refused(f"{where}: is not text in UTF-8; {A_FILE}") from None
         if not words:
             continue
         name, *options = words
@@ -273,7 +273,7 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
             if ":" in name or "@" in name:
                 hint = "; ports and users belong in the configuration of ssh"
             raise Refused(
-                f"{where}: {name[:300]!r} is no name of a host; expected letters, digits, '.', "
+                f"{where}: {name[:300]!r} is not a name of a host; expected letters, digits, '.', "
                 f"'-' and '_', and not digits alone{hint}"
             )
         if name in hosts:

@@ -103,7 +103,7 @@ def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:
         field = f"NSYS={name}"
     path = shutil.which(name, path=surrounding.get("PATH"))
     if path is None:
-        reason = "nsys is not on PATH" if field == "profiler=nsys" else "is no program"
+        reason = "nsys is not on PATH" if field == "profiler=nsys" else "is not a program"
         raise Refused(
             f"{field}: {reason}; expected a path to it in profiler.nsys_path or NSYS, "
             "profiler=torch, or profiler=auto"

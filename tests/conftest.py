@@ -32,7 +32,7 @@ from launch.plan import refusals
 
 ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
-hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("ringside")
 # Else hundreds of processes would compile Ringside anew; pytest-xdist's processes inherit it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -93,7 +93,7 @@ def run_command(*arguments):
 
 
 def reject_constant(word):
-    raise AssertionError(f"{word} is no JSON")
+    raise AssertionError(f"{word} is not JSON")
 
 
 def run_json(*arguments):

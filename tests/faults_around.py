@@ -458,7 +458,7 @@ CASES = [
     Case(store_locked, "timed", "", (0,), MLFLOW, 5, 2),
     Case(store_locked, "start", "is locked by another process", (0,), MLFLOW, 45, 2),
     Case(store_locked, "projection", "is locked by another process", (0,), MLFLOW, 45, 2),
-    Case(store_damaged, "start", "is no SQLite file", (2,), MLFLOW, 0),
+    Case(store_damaged, "start", "is not an SQLite file", (2,), MLFLOW, 0),
     Case(store_damaged, "timed", "cannot be used: DatabaseError", (0,), MLFLOW, 0, 2),
     Case(store_damaged, "timed", "cannot be used: DatabaseError", (0,), MLFLOW, 4096, 2),
     Case(store_read_only, "start", "readonly|read-only", (0,), MLFLOW, finished=2),

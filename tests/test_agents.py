@@ -171,7 +171,7 @@ def test_lines_come_whole_whatever_the_pieces():
     os.write(writing, b'at"}\n{"a": 1}\nx')
     assert reader.receive() == [b'{"say": "beat"}', b'{"a": 1}']
     os.write(writing, b"x" * 100)
-    assert reader.receive() == [b"x" * 101], "what is too long is no message"
+    assert reader.receive() == [b"x" * 101], "what is too long is not a message"
     writer.send({"long": "y" * (1 << 18)})  # more than a pipe holds: nobody waits
     assert writer.waiting_bytes > 0
     os.close(reading)
@@ -273,7 +273,7 @@ def test_an_agent_writes_nowhere_else_and_a_gap_in_a_file_is_no_sample(handed_on
     _, part, _ = handed_on
     message = {"cell": "t", "name": "ranks/1.jsonl", "at": 0, "data": b"x\n"}
     for name in ELSEWHERE:
-        with pytest.raises(ValueError, match="is no file of this host's ranks"):
+        with pytest.raises(ValueError, match="is not a file of this host's ranks"):
             part.take(Event.FILE, message | {"name": name})
     part.take(Event.FILE, message | {"cell": "the one before"})
     part.take(Event.FILE, message)

@@ -126,7 +126,7 @@ def test_suspect_runs_give_no_verdict_but_the_difference_and_what_to_do(tmp_path
     out = capsys.readouterr().out.replace("\u00a0", " ")
     assert "is 87.0 % (70.3 to 94.3) slower on B, but every run is suspect in A and B" in out
     assert "(foreign_cpu): measure both again on an idle machine with resume=false" in out
-    assert "detects" not in out, "what could have been seen is no question where it was"
+    assert "detects" not in out, "what could have been seen is not a question where it was"
 
 
 def test_repeats_that_are_said_to_do_would_do():

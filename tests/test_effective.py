@@ -294,7 +294,7 @@ def test_lists_of_algorithms_as_nccl_parses_them():
     assert allowed("^ring", ALGORITHMS)["AllReduce"] == set(ALGORITHMS) - {"Ring"}
     with pytest.raises(ValueError, match="is not one of Tree"):
         allowed("rnig", ALGORITHMS)
-    with pytest.raises(ValueError, match="is no collective"):
+    with pytest.raises(ValueError, match="is not a collective"):
         allowed("allredcue:ring", ALGORITHMS)
 
 

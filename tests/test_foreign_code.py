@@ -198,6 +198,6 @@ def test_what_a_yaml_of_ones_own_names_is_run(tmp_path, monkeypatch):
         groups.add_config_dir([tmp_path])
         assert groups.declares("derive", "a.c") and not groups.declares("derive", "a.b")
     assert not groups.declares("derive", "a.c")
-    with pytest.raises(Refused, match="nowhere: is no folder"):
+    with pytest.raises(Refused, match="nowhere: not a folder"):
         groups.add_config_dir([tmp_path / "nowhere"])
     groups.add_config_dir([])

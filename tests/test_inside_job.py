@@ -67,7 +67,7 @@ def test_a_platform_says_which_process_this_is(
     [
         ({}, {}, "no platform has started this process"),
         ({"NODE_RANK": "0", "NNODES": "2"}, {}, "does not say where node 0 is"),
-        ({"NODE_RANK": "one", "NNODES": "2", **AT}, {}, "NODE_RANK='one' is no number"),
+        ({"NODE_RANK": "one", "NNODES": "2", **AT}, {}, "NODE_RANK='one' is not a number"),
         (
             {"NODE_RANK": "0", "NNODES": "2", **AT},
             {"token_file": "/nowhere/token"},

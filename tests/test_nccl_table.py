@@ -93,7 +93,7 @@ RIGHT = {
     "Ring;allreduce:tree allreduce:tree;allgather:ring allgather:PAT reducescatter:nvls " + WHOLE,
     "proto": "Simple ll LL,LL128 ^LL128 allreduce:ll128 Simple;allreduce:ll",
 }
-NO_COLLECTIVE = f"is no collective; expected {', '.join(FUNCTIONS).lower()}"
+NO_COLLECTIVE = f"is not a collective; expected {', '.join(FUNCTIONS).lower()}"
 UNKNOWN = ("Foo", "Ring,Foo", "LL,Foo", "", ",", "^", "Ring;", "allreduce:", "Ring Tree", " LL")
 
 

@@ -54,7 +54,7 @@ def test_an_odd_file_ends_its_record_only(study, capsys, put, name):
     status, printed, _ = results["verify"]
     assert status == 1
     named = [line for line in printed.splitlines() if line.startswith(f"wrong: {CELL}: ")]
-    assert len(named) == 1 and "is no regular file" in named[0]
+    assert len(named) == 1 and "is not a regular file" in named[0]
     assert f" of {CELLS} records recomputed" in printed
     recomputed = int(printed.splitlines()[-1].split()[0])
     assert recomputed >= CELLS - 1

@@ -34,8 +34,8 @@ def state(file):
 
 OCCUPIED = {
     "is a link": link,
-    "is no regular file": lambda path, _: os.mkfifo(path),
-    "is no SQLite file": lambda path, _: path.write_text("my thesis"),
+    "is not a regular file": lambda path, _: os.mkfifo(path),
+    "is not an SQLite file": lambda path, _: path.write_text("my thesis"),
 }
 
 
@@ -89,7 +89,7 @@ def test_a_folder_that_is_a_link_or_no_folder_is_refused(launch, tmp_path):
     assert "default is a link" in refusal(launch)
     study.unlink()
     study.touch()
-    assert "default is no folder" in refusal(launch)
+    assert "default is not a folder" in refusal(launch)
     assert not any(elsewhere.iterdir())
 
 

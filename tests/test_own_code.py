@@ -236,7 +236,7 @@ WRONG_STRATEGIES = {
     f"{SIZE}{{size: {{least: 1{'0' * 400}}}}}\n": ": Number out of range",
     f"{MINE}x.y\nsize: {'[' * 60}\n": "mine.yaml: deeper than 50 levels",
     f"{SIZE}{{size: {{words: [1.5]}}}}\n": "strategy.size=1: expected 1.5",
-    "a: [1\nb: }": "conf/strategy/mine.yaml, line 2: is no YAML (",
+    "a: [1\nb: }": "conf/strategy/mine.yaml, line 2: is not YAML (",
 }
 
 
@@ -285,15 +285,15 @@ TEXT = "Expected `str`, got"
 WRONG_FILES = {
     "auto: {rounds: [3]}": f"auto.rounds is 3: {OBJECT} `int`",
     "auto: {rounds: [{value: 1, where: {size: 1}}]}": "auto.rounds.where names 'size', which is",
-    "auto: {rounds: {as: size}}": "auto.rounds.as names 'size', which is no option",
-    "auto: {size: 1}": "auto names 'size', which is no option",
+    "auto: {rounds: {as: size}}": "auto.rounds.as names 'size', which is not an option",
+    "auto: {size: 1}": "auto names 'size', which is not an option",
     "accepts: {rounds: 3}": f"accepts.rounds is 3: {OBJECT} `int`",
     "accepts: {rounds: {least: one}}": "accepts.rounds is {'least': 'one'}: Expected `float",
     "accepts: {rounds: {words: 3}}": "accepts.rounds is {'words': 3}: Expected `array`, got `int`",
     "accepts: {rounds: {most_of: 3}}": "{'most_of': 3}: Object contains unknown field `most_of`",
-    "accepts: {size: {least: 1}}": "accepts names 'size', which is no option",
+    "accepts: {size: {least: 1}}": "accepts names 'size', which is not an option",
     "conflicts: [3]": f"conflicts is [3]: {OBJECT} `int`",
-    "conflicts: [{size: 1}]": "conflicts names 'size', which is no option",
+    "conflicts: [{size: 1}]": "conflicts names 'size', which is not an option",
     "omit_if_default: [[3]]": f"omit_if_default is [[3]]: {TEXT} `array`",
     "omit_if_default: [size]": "omit_if_default names 'size', of which auto does not say what it",
     "trains: 0": "trains is 0: Expected `bool`, got `int`",
@@ -305,8 +305,8 @@ WRONG_FILES = {
     "code: {resolve: my_package.barrier.measure.none}": "measure.none: cannot be imported",
     "compared: {metric: barrier/us}": "Object missing required field `less_is_better`",
     "compared: {metric: 3}": f"compared is {{'metric': 3}}: {TEXT} `int`",
-    "3: 4": "3 is no name of an option",
-    "off: 4": "False is no name of an option; one that YAML reads as something else stands in",
+    "3: 4": "3 is not a name of an option",
+    "off: 4": "False is not a name of an option; one that YAML reads as something else stands in",
 }
 
 

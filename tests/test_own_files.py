@@ -56,7 +56,7 @@ WRITERS = {
     "lock": locked,
     "write": lambda path: safe_files.write_whole(path, b"{}"),
     "move": moved,
-    # It alone follows a link, as the user named it; the user's text at its end is no drawing.
+    # It alone follows a link, as the user named it; the user's text at its end is not a drawing.
     "draw": lambda path: safe_files.write_named(path, b"<svg></svg>"),
 }
 # Nothing of the user's changes.
@@ -106,7 +106,7 @@ def test_what_is_in_the_way_stays_as_it_is(tmp_path, mine, writer, thing):
 def test_a_device_is_not_opened(tmp_path, writer):
     place = tmp_path / "device"
     os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
-    with pytest.raises(NotOurs, match="is no regular file"):
+    with pytest.raises(NotOurs, match="is not a regular file"):
         WRITERS[writer](place)
 
 
@@ -232,7 +232,7 @@ def enter_store_lock(root):
 
 
 LEFT = "is left as it is"
-UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"
+UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no|not a) .*\)"
 # Who writes a file, by its path: how, and what is raised with which words.
 CALLERS = {
     "s/journal.jsonl": (lambda root: StudyFolder(str(root), "s"), Refused, UNWRITABLE),
@@ -290,7 +290,7 @@ def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
     begun = time.monotonic()
     for name in ("record.json", "0.jsonl"):
         os.mkfifo(tmp_path / name)
-    with pytest.raises(RecordError, match="is no regular file"):
+    with pytest.raises(RecordError, match="is not a regular file"):
         read(tmp_path / "record.json")
     with pytest.raises(NotOurs):
         list(read_lines(tmp_path / "0.jsonl"))

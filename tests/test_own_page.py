@@ -176,7 +176,7 @@ TAKEN = [
 UNKNOWN = "NameError: name 'Strategy' is not defined"
 MISTAKES = [
     (STRATEGIES, CLASS, "class OneByOne", {},
-     "OneByOne is no Strategy; expected a subclass of trainers.strategy.Strategy, or a"),
+     "OneByOne is not a subclass of trainers.strategy.Strategy; expected one, or a"),
     (STRATEGIES, "def bytes_moved", "def bytes_sent", {},
      "OneByOne has no bytes_moved, as trainers.strategy.Strategy "),
     (STRATEGIES, IMPORT, "", {}, f"OneByOne: cannot be imported ({UNKNOWN})"),
@@ -188,7 +188,7 @@ MISTAKES = [
     (DATA, "def load(", "def lode(", {}, "data.loader=my_data:load: "),
     (MODEL, "", "", SCALED, f"is called as OneByOne(scale=…): {UNEXPECTED} 'scale'"),
     (MODEL, "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", {},
-     "TinyGpt is no OwnModel; expected a subclass of trainers.batches.OwnModel"),
+     "TinyGpt is not a subclass of trainers.batches.OwnModel"),
     (MODEL, "def loss", "def cost", {},
      "TinyGpt has no loss, as trainers.batches.OwnModel asks for"),
     (MODEL, "", "", options(), "is called as TinyGpt(): missing a required argument: 'length'"),
@@ -228,10 +228,10 @@ def test_code_that_cannot_be_called_is_refused_and_nothing_else(
     assert [sentence in reason for reason in reasons] == [True] * bool(sentence), reasons
 
 
-ACCEPTED = "expected a subclass of trainers.strategy.Strategy"
+ACCEPTED = "is not a subclass of trainers.strategy.Strategy"
 MAINTAINED = {
     "trainers.strategies.none.Nothing": "none.py defines no Nothing",
-    "trainers.strategy.ExchangeAlone": f"ExchangeAlone is no Strategy; {ACCEPTED}",
+    "trainers.strategy.ExchangeAlone": f"ExchangeAlone {ACCEPTED}",
     "trainers.strategies.hierarchical.Hierarchical": "missing a required argument: 'bucket_cap_mb'",
 }
 

@@ -95,7 +95,7 @@ def damaged(path, value):
     ids=lambda said: str(said)[:20],
 )  # fmt: skip
 def test_what_is_no_description_is_one_sentence(said):
-    words = r"^host b: what it says of itself is no description by this Ringside \("
+    words = r"^host b: what it says of itself is not a description by this Ringside \("
     with pytest.raises(Refused, match=words) as refused:
         Host.described("b", said)
     assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)

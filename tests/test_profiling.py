@@ -133,7 +133,7 @@ def test_a_nsys_that_is_not_there_is_refused_and_auto_is_torch_then(launch, monk
     says = "launch.py: profiler=nsys: nsys is not on PATH; expected a path to it in "
     assert code == 2 and err.startswith(f"{says}profiler.nsys_path or NSYS")
     assert err.count("\n") == 1
-    with pytest.raises(Refused, match=r"^profiler.nsys_path=/nowhere/nsys: is no program"):
+    with pytest.raises(Refused, match=r"^profiler.nsys_path=/nowhere/nsys: is not a program"):
         find("/nowhere/nsys", {})
     code, out, _ = launch("-m", "profiler=auto,none", "profiler.steps=4", "dry_run=true")
     assert code == 0 and out.count("profiler=torch") == 1 and "2 runs" in out

@@ -139,7 +139,7 @@ TABLES = [("host_link", "host_link"), ("collectives", "nccl-tests"), ("p2p", "p2
 def test_any_table_gives_a_section_or_a_damaged_record(tmp_path_factory, kind, content):
     made = of(1, kind[0], [0, 1], {}, {kind[1]: content})
     known = open_study(study(tmp_path_factory.mktemp("any") / "any", [made]))
-    # It may hold something else than such a table: `$.tables[...].rows` is no list.
+    # It may hold something else than such a table: `$.tables[...].rows` is not a list.
     if not known.records:
         assert "$.tables" in str(known.unreadable[0])
         return

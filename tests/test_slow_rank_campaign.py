@@ -3,7 +3,7 @@
     pytest -m campaign --seed N --faults 200 tests/test_slow_rank_campaign.py
 
 It takes 30 minutes on two idle cores and prints its figures. Where others use the cores as well, a
-CPU hog slows all ranks alike: there it is no fault of one rank.
+CPU hog slows all ranks alike: there it is not a fault of one rank.
 """
 
 import json

@@ -158,7 +158,7 @@ def test_exit_status(study_dir, tmp_path, capsys):
     (tmp_path / "file").write_text("no database at all")
     assert main(["sync", str(study_dir), "--uri", f"sqlite:///{tmp_path}/file"]) == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "is no SQLite file" in err
+    assert err.count("\n") == 1 and "is not an SQLite file" in err
 
 
 def test_the_command_writes_elsewhere_when_asked(study_dir, capsys):
@@ -187,7 +187,7 @@ def test_the_pages_of_a_study_are_refused_in_one_sentence(study_dir, capsys, mon
     (folder / "later.db").rename(folder / "mlflow.db")
     assert "MLflow has no run of this study" in said(study_dir)
     sync(study_dir)
-    assert "the pages of MLflow are not installed: pip install '.[ui]'" in said(folder)
+    assert "the pages of MLflow are not installed: pip install -e '.[ui]'" in said(folder)
 
 
 def test_the_study_that_was_measured_last_is_shown(study_dir):

@@ -156,7 +156,7 @@ def test_a_broken_server_is_given_up_soon(server, tmp_path, monkeypatch, capfd):
 def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
     (tmp_path / "file").write_text("no folder")
     refused(Tracking(uri=f"sqlite:///{tmp_path}/file/m.db"), tmp_path)
-    assert "is no SQLite file" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path)
+    assert "is not an SQLite file" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path)
     refused(Tracking(), tmp_path / "file")
     assert "***@" in refused(Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path)
 

@@ -576,7 +576,7 @@ def test_a_cpu_worker_that_shares_its_core_with_a_server_may_be_slower(
 
 
 def test_gpus_without_peer_access_by_the_log_are_a_finding():
-    """NCCL 2.20 and later name the pair; a driver that offers no P2P over PCIe is no fault."""
+    """NCCL 2.20 and later name the pair; a driver that offers no P2P over PCIe is not a fault."""
     says = "P2P is disabled between connected GPUs 1 and 0"
     planted = nccl_used(2, "SHM/direct/direct", no_peer_access=[says])
     found = judge(changed(together(links("PIX"), planted)), LIMITS)

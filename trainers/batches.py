@@ -93,7 +93,7 @@ def as_computed(cell: Cell, batch: Batch) -> Batch:
 def checked(cell: Cell, source: str, batch: object) -> Batch:
     """Return a batch of the user's own code if it has the form of one.
 
-    Raises ValueError: it is no tuple of tensors, or has another number of samples than asked for.
+    Raises ValueError: it is not a tuple of tensors, or has another number of samples than asked.
     """
     parts: list[Any] = list(batch) if isinstance(batch, tuple | list) else []
     if len(parts) < 2 or not all(isinstance(part, Tensor) for part in parts):

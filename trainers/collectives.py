@@ -41,7 +41,7 @@ class Peers:
             dist.all_reduce(torch.zeros(1), group=self.group)
 
     def from_rank_zero(self, text: str) -> str:
-        """Return the first one's text. Collective. Raises ValueError: what came is no text."""
+        """Return the first one's text. Collective. Raises ValueError: what came is not text."""
         return broadcast_json(text, self.group) if self.size > 1 else text
 
 

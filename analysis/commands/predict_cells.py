@@ -186,7 +186,7 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
         gpus = _positive(part, MOST_GPUS)
         if gpus == 0 or (gpus > per_node and gpus % per_node):
             raise ValueError(
-                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; "
+                f"--gpus {text!r}: {part!r} is not a multiple of --per-node {per_node}; "
                 "expected multiples, such as 16,64,256"
             )
         subsets.append(Subset(min(gpus, per_node), max(1, gpus // per_node)))

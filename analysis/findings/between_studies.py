@@ -184,7 +184,7 @@ def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
     request = {}
     for name, value in request_of(cell).items():
         is_default = name.startswith(("strategy.", "benchmark.")) and name not in chosen
-        # How the output is printed is no part of it.
+        # How the output is printed is not part of it.
         if not is_default and not name.endswith(".sha256") and name != "benchmark.format":
             request[name] = value
     if "server_hosts" in request:

@@ -525,5 +525,5 @@ def _within(value: Any, least: float, most: float) -> float:
     """Return a number between bounds. Raises ValueError for anything else."""
     checked = finite(value)
     if checked is None or not least <= checked <= most:
-        raise ValueError(f"{value!r:.40} is no number from {least:g} to {most:g}")
+        raise ValueError(f"{value!r:.40} is not a number from {least:g} to {most:g}")
     return checked

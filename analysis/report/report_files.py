@@ -341,7 +341,7 @@ def _users_files(folder: Path, target: Path, files: Mapping[str, bytes]) -> list
         if listed is not None:
             earlier = {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
     except (OSError, ValueError, TypeError):
-        pass  # an unreadable page, or a list that is none, is no page of Ringside's
+        pass  # an unreadable page, or a list that is none, is not a page of Ringside's
     if present and earlier is None:
         raise FileExistsError(
             f"{folder}: holds files, and no report of Ringside; nothing was written (-o names "

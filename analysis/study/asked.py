@@ -125,7 +125,7 @@ def names_of_cells(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 def questions_of(folder: Path) -> dict[str, Asked]:
     """Return the questions of a study's sweeps by sweep_id, the last one last; damaged lines, and a
-    journal that is no file, ask nothing."""
+    journal that is not a file, ask nothing."""
     questions: dict[str, Asked] = {}
     try:
         lines = list(read_lines(folder / JOURNAL))

@@ -44,7 +44,7 @@ COST = "strategy/cost_ms"  # of the strategy in a step
 CLOCK = "gpu/sm_mhz"  # neither way is better, but parts of a waterfall rest on it
 FILE = "noise_floor.json"  # in output_dir, beside the studies
 VERSION = 1
-MOST_RUNS = 2**53  # above it is no count of runs
+MOST_RUNS = 2**53  # above it is not a count of runs
 
 
 class FloorGroup(NamedTuple):
@@ -305,13 +305,13 @@ def floors_of(path: Path) -> dict[str, Scatters]:
         with open_to_read(path) as file:
             content = json.loads(file.read().decode("utf-8"))
     except RecursionError:
-        raise ValueError(f"{path} is no noise floor: its JSON is nested too deep") from None
+        raise ValueError(f"{path} is not a noise floor: its JSON is nested too deep") from None
     version, studies = None, None
     if isinstance(content, dict):
         version, studies = content.get("version"), content.get("studies")
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(
-            f"{path} is no noise floor that this version can read (version={version!r})"
+            f"{path} is not a noise floor that this version can read (version={version!r})"
         )
     floors: dict[str, Scatters] = {}
     for study, rows in studies.items():

@@ -266,7 +266,7 @@ class Study:
 def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | None = None) -> Study:
     """Read a study's folder; `check` returns the record to take instead of one that was read.
 
-    Raises FileNotFoundError, NotADirectoryError: it is no folder.
+    Raises FileNotFoundError, NotADirectoryError: it is not a folder.
     """
     refuse_no_folder(folder)
     folders: dict[str, CellFolder] = {}

@@ -97,7 +97,7 @@ def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[
     `check` is as open_study has it.
 
     Raises:
-        OSError: it is no folder, or cannot be read.
+        OSError: it is not a folder, or cannot be read.
         ValueError: it holds no record, or a study is named twice.
     """
     folders = []

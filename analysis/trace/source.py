@@ -40,7 +40,7 @@ def read_trace(source: str) -> Trace:
 
     Raises:
         OSError: a file cannot be opened.
-        UnreadableInput: it is no trace, or its files are not of one run.
+        UnreadableInput: it is not a trace, or its files are not of one run.
     """
     in_folder = Path(source).is_dir()
     paths = []

@@ -250,7 +250,7 @@ def copy_wrong(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "a matrix has entries that are not positive numbers: {}")
 def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
-    """`benchmark=p2p`: an entry of a matrix is no positive number"""
+    """`benchmark=p2p`: an entry of a matrix is not a positive number"""
     matrices = record.tables.get("p2p", {}).get("matrices")
     if not matrices:
         if record.cell.benchmark["name"] == "p2p":

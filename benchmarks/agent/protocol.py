@@ -42,7 +42,7 @@ from msgspec import Meta
 from benchmarks.record.encoding import encoded
 
 CHUNK_BYTES = 1 << 20  # of a file in one message
-MOST_BYTES = 1 << 26  # of one message: more is no message of ours
+MOST_BYTES = 1 << 26  # of one message: more is not a message of ours
 # Of a launcher that sends heartbeats: it is gone, or a wire is cut, and its agent leaves.
 LONGEST_SILENCE_S = 30.0
 # Before an agent reads no further files: its launcher is slower than its ranks.

@@ -428,7 +428,7 @@ def main() -> int:
         die_with_parent()
     events = os.dup(1)
     reader = Reader(os.dup(0), MOST_BYTES)
-    os.dup2(2, 1)  # what a library prints is no message
+    os.dup2(2, 1)  # what a library prints is not a message
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -257,7 +257,7 @@ class CellFolder:
         """Make the folders that ranks write to, and the empty nccl.conf. Raises OSError."""
         safe_files.make_folder(self.path)
         for part in ("ranks", "logs", "nccl"):
-            # new: nothing of an earlier attempt is in it, and it is no link
+            # new: nothing of an earlier attempt is in it, and it is not a link
             (self.path / part).mkdir()
         safe_files.write_whole(self.nccl_conf, b"")
         return self

@@ -45,7 +45,7 @@ class Metric:
     decimals: int | None = None  # None: three significant digits, and all of whole thousands
     formula: str = ""  # where the title does not say it
     column: str = ""  # heading of its column where cells are listed; empty: it has none
-    signed: bool = False  # a difference: it may be 0 or less, and its scatter is no share of it
+    signed: bool = False  # a difference: it may be 0 or less, and its scatter is not a share of it
     first: bool = False  # shown for a benchmark without columns whose YAML names no `compared`
     since: int = OLDEST_SCHEMA  # the schema version from which records have it, for `verify`
 

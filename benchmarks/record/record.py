@@ -44,7 +44,7 @@ Time = Annotated[float, Meta(ge=0, lt=LAST_TIME)]  # seconds since 1970
 
 
 class RecordError(ValueError):
-    """A file that is no record this version can read; the message names the file and the reason."""
+    """A file that is not a record this version can read; the message names file and reason."""
 
 
 @dataclass(frozen=True)

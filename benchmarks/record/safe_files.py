@@ -70,7 +70,7 @@ def refuse_other(path: Path, kind: int = stat.S_IFREG, folder: int | None = None
         return
     if stat.S_IFMT(mode) == kind:
         return
-    what = "is no regular file" if kind == stat.S_IFREG else "is no folder"
+    what = "is not a regular file" if kind == stat.S_IFREG else "is not a folder"
     if stat.S_ISLNK(mode):
         what = "is a link"
     elif stat.S_ISDIR(mode):
@@ -97,7 +97,7 @@ def open_own(path: Path, append: bool = True) -> int:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise NotOurs(path, "is no regular file")
+            raise NotOurs(path, "is not a regular file")
         if status.st_nlink > 1:
             raise NotOurs(path, "has a second name (a hard link)")
         os.set_blocking(descriptor, True)
@@ -115,7 +115,7 @@ def open_to_read(path: Path) -> IO[bytes]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotOurs(path, "is no regular file")
+        raise NotOurs(path, "is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -192,7 +192,7 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
     is_held = False
     try:
         if os.fstat(descriptor).st_size:
-            raise NotOurs(path, "holds something, so it is no lock of Ringside's")
+            raise NotOurs(path, "holds something, so it is not a lock of Ringside's")
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,13 +207,13 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _folder_of(path: Path) -> Iterator[int]:
-    """Open the folder of a file, which is no link. Errors inside name the whole path."""
+    """Open the folder of a file, which is not a link. Errors inside name the whole path."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError:  # what a link is too
         if path.parent.is_symlink():
             raise NotOurs(path.parent, "is a link") from None
-        raise NotOurs(path.parent, "is no folder") from None
+        raise NotOurs(path.parent, "is not a folder") from None
     try:
         yield folder
     except NotOurs:

@@ -43,7 +43,7 @@ def attach(write: Write) -> None:
     register_optimizer_step_post_hook(marks.optimizer_stepped)
     marks.look_for_model()
     atexit.register(marks.finish)
-    os.register_at_fork(after_in_child=marks.stop)  # a worker of a loader is no rank
+    os.register_at_fork(after_in_child=marks.stop)  # a worker of a loader is not a rank
 
 
 def _loaded(path: str) -> Any:

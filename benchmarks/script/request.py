@@ -55,7 +55,7 @@ def _words(field: str, typed: Any) -> list[str]:
     try:
         words = shlex.split(typed) if isinstance(typed, str) else [str(word) for word in typed]
     except (TypeError, ValueError) as error:
-        raise Refused(f"{field}={typed}: is no command ({error}); {EXPECTED}") from None
+        raise Refused(f"{field}={typed}: is not a command ({error}); {EXPECTED}") from None
     if not words or not words[0]:
         raise Refused(f"{field}={to_text(typed)}: {EXPECTED}")
     for word in words:
@@ -112,7 +112,7 @@ def refuse(cell: Cell, room: Room) -> None:
         groups = re.compile(options["rate"]).groups
     except re.error as error:
         raise Refused(
-            f"benchmark.rate={options['rate']}: is no regular expression ({error})"
+            f"benchmark.rate={options['rate']}: is not a regular expression ({error})"
         ) from None
     if groups != 1:
         raise Refused(

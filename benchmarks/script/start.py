@@ -197,7 +197,9 @@ class ScriptRank:
                 try:
                     value, moment = float(match[1].replace(",", "")), time.monotonic()
                 except ValueError:
-                    raise ScriptFailed(f"benchmark.rate: {match[1]!r:.50} is no number") from None
+                    raise ScriptFailed(
+                        f"benchmark.rate: {match[1]!r:.50} is not a number"
+                    ) from None
                 self._begin({})
                 self._printed_s.append(moment)
                 self._reporter.line("printed", value=value, iterations=len(self._printed_s))

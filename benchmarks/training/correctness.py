@@ -409,7 +409,7 @@ def replay_differences(training: Training, drawn: Sequence[Batch], ranks: Ranks)
                     break
             for name, facts in _compare(training, snapshot, batch, ranks).items():
                 error, tolerance = facts["error"], facts["tolerance"]
-                share = float("inf")  # where nothing is allowed, or the error is no number
+                share = float("inf")  # where nothing is allowed, or the error is not a number
                 if not error:
                     share = 0.0
                 elif tolerance and error == error:

@@ -32,7 +32,7 @@ from launch.machine.fleet import Host
 LONGEST_BUSY_S = 300.0
 LEAVE_S = 5.0  # for an agent to leave after the end of its input
 STDERR_BYTES = 4096  # of the end of what the command printed
-MOST_QUOTED = 100  # characters of a line that is no message
+MOST_QUOTED = 100  # characters of a line that is not a message
 MOST_ANSWERS = 64  # that nobody took
 LONGEST_BEFORE_READY = 1 << 20  # bytes of a line
 CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
@@ -78,7 +78,7 @@ class Channel:
         self.heard = time.monotonic()
         self._take: Callable[[Event, Message], None] = lambda say, message: None
         self._answers: queue.Queue[Message | None] = queue.Queue()
-        self.wrong = ""  # why what it said is no message of an agent
+        self.wrong = ""  # why what it said is not a message of an agent
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="agent", daemon=True).start()
 
@@ -148,7 +148,9 @@ class Channel:
         except ValueError as error:
             printed = redact(line[:STDERR_BYTES].decode(errors="replace"))
             quoted = f"'{one_line(printed, MOST_QUOTED)}'"
-            self.wrong = f"it sent {quoted}, which is no message of an agent ({redact(str(error))})"
+            self.wrong = (
+                f"it sent {quoted}, which is not a message of an agent ({redact(str(error))})"
+            )
             if reader.longest == LONGEST_BEFORE_READY:
                 self.wrong = (
                     f"its login printed {quoted} and must print nothing. What to do: move what "

@@ -264,7 +264,7 @@ class CellOnHost:
         if match and (match[1] or name == self.folder.output.name):
             writer = int(match[1] or 0)
         if not match or writer not in self.numbers:
-            raise ValueError(f"{name!r:.100} is no file of this host's ranks")
+            raise ValueError(f"{name!r:.100} is not a file of this host's ranks")
         self.names.add(name)
         if len(self.names) > MOST_FILES:
             raise ValueError(f"more than {MOST_FILES} files")

@@ -142,7 +142,7 @@ def place(environment: Mapping[str, str], engine: Engine) -> Place:
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name) or "0"
     if not (text.isascii() and text.isdecimal()):
-        raise Refused(f"engine.name=env: {name}={text!r:.60} is no number")
+        raise Refused(f"engine.name=env: {name}={text!r:.60} is not a number")
     return int(text)
 
 

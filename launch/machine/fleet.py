@@ -54,7 +54,7 @@ class Host:
     def described(name: str, description: object) -> "Host":
         """Return the host of a description: its JSON text, or the object.
 
-        Raises Refused: the host cannot do what is asked, or this is no description by this
+        Raises Refused: the host cannot do what is asked, or this is not a description by this
         Ringside.
         """
         plain: Any = description
@@ -73,7 +73,7 @@ class Host:
                 if there != here:
                     reason = f"it is of commit {there}, and this is {here}"
             raise Refused(
-                f"host {name}: what it says of itself is no description by this Ringside "
+                f"host {name}: what it says of itself is not a description by this Ringside "
                 f"({reason}). What to do: use the same Ringside on every host (engine.folder=, "
                 "engine.python=)"
             ) from None
@@ -94,7 +94,7 @@ def _host(name: str, plain: Mapping[str, Any]) -> Host:
     host = msgspec.convert({**plain, "name": name}, Host)
     unknown = plain.keys() - {field.name for field in fields(Host)} - {"form"}
     if unknown:
-        raise ValueError(f"{', '.join(map(str, unknown))} is no field of it")
+        raise ValueError(f"{', '.join(map(str, unknown))} is not a field of it")
     ids = {device.id for device in host.machine.devices}
     if host.machine.kind not in ("cuda", "cpu") or not ids.issuperset(host.machine.all_gpus):
         raise ValueError(f"machine={plain['machine']!r:.100}")

@@ -85,8 +85,8 @@ def refusal(call: Call) -> str:
         return f"{where}: cannot be imported ({type(error).__name__}: {error})"
     if call.base and inspect.isclass(target) and not issubclass(target, locate(call.base)):
         return (
-            f"{where}: {name} is no {split(call.base)[1]}; expected a subclass of {call.base}, "
-            "or a function that returns one"
+            f"{where}: {name} is not a subclass of {call.base}; expected one, or a function that "
+            "returns one"
         )
     missing = getattr(target, "__abstractmethods__", ())
     if call.base and missing:

@@ -185,7 +185,7 @@ REQUEST_REFUSALS = (
             config.engine.ssh_config is not None
             and not expand_path("engine.ssh_config", config.engine.ssh_config).is_file()
         ),
-        "is no file; expected one of this machine, as ssh -F has it",
+        "is not a file; expected one of this machine, as ssh -F has it",
     ),
     Refusal(
         "engine.python",
@@ -294,7 +294,7 @@ def refuse_requests(configs: Sequence[Config]) -> None:
     for word in engine.prefix:
         if not word or not word.isprintable():
             raise Refused(
-                f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is no word; expected "
+                f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is not a word; expected "
                 "printable words"
             )
 
@@ -357,7 +357,7 @@ def refuse_outputs(config: Config) -> None:
         reason = ""
         try:
             if path.exists() and not path.is_dir():
-                reason = "is no folder"
+                reason = "is not a folder"
         except OSError as error:  # of somebody else's, or a name that is too long
             reason = f"cannot be looked at: {error.strerror}"
         if reason:

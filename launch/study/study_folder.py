@@ -125,7 +125,7 @@ class Sweep:
 def sweep_of(records: Sequence[Record]) -> Sweep:
     """Return the sweep that some records belong to, with the calling process as its writer.
 
-    Raises TypeError: a record's time is no number.
+    Raises TypeError: a record's time is not a number.
     """
     first = min(records, key=lambda record: record.started_at)
     return Sweep(

@@ -76,7 +76,7 @@ class MlflowRun:
 def project(record: Record) -> MlflowRun:
     """Return the run of a record; the same record always gives the same.
 
-    Raises ValueError: an id goes into no filter string, a step is no whole number, or there are
+    Raises ValueError: an id goes into no filter string, a step is not a whole number, or there are
     more than MOST_ROWS.
     """
     check_identifier(record.record_id)
@@ -126,7 +126,7 @@ def milliseconds(seconds: float) -> int:
 def check_identifier(text: str) -> str:
     """Return a text that a store's filter string may hold. Raises ValueError."""
     if not IDENTIFIER.fullmatch(text):
-        raise ValueError(f"{single_line(text, 50)!r} is no identifier")
+        raise ValueError(f"{single_line(text, 50)!r} is not an identifier")
     return text
 
 

@@ -107,13 +107,13 @@ def not_a_store(file: Path) -> str:
         if not file.exists():
             return ""
         if not file.is_file():
-            return "is no regular file"
+            return "is not a regular file"
         with file.open("rb") as opened:
             beginning = opened.read(len(SQLITE))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     if beginning != SQLITE:
-        return "is no SQLite file"
+        return "is not an SQLite file"
     return ""
 
 
@@ -152,7 +152,7 @@ def tracking_errors(uri: str) -> Iterator[None]:
 def writing(uri: str, lock: Path) -> Iterator[None]:
     """Hold the lock file of a store, one launcher at a time; a SQLite file is there and writable.
 
-    Raises TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, it is no lock of
+    Raises TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, it is not a lock of
     Ringside's, or the store is gone, locked or read-only.
     """
     file = sqlite_file(uri)

@@ -538,7 +538,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     Runs of launchers that died are closed.
 
     Raises:
-        ValueError: `study_dir` is no folder with records.
+        ValueError: `study_dir` is not a folder with records.
         TrackingUnavailable: as Tracker.open.
     """
     study_dir = study_dir.absolute()

@@ -91,7 +91,7 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         has_efficiency = has_efficiency or point.efficiency is not None
         if isinstance(point.slowest, str):
             hosts = ", by hosts against the slowest host alone with as many"
-            slowest_kind = "text"  # `a:0` is no number
+            slowest_kind = "text"  # `a:0` is not a number
 
     def not_alone(row: CurvePoint) -> str:
         return gpu_ids(row.point.without_baseline)
@@ -272,7 +272,7 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
 
 
 def _option_lines(option: str, points: Sequence[CurvePoint]) -> list[OptionLine]:
-    """Return the lines of an option; empty where it is no number, or no question."""
+    """Return the lines of an option; empty where it is not a number, or no question."""
     members: dict[frozenset[tuple[str, str]], dict[float, CurvePoint]] = defaultdict(dict)
     for curve, point in points:
         # It may follow from the number of GPUs.
