@@ -89,7 +89,7 @@ def test_an_interval_that_another_strategy_lent_says_no_order():
     ranked = advice_on(with_floor(open_study(SETTINGS), "none"), [(0, 3)], [{}, LOC])
     for cell in ranked:
         assert cell.low < cell.rate < cell.high and is_as_fast(cell, ranked[0]) is None
-        assert "that of none on 2 GPUs is shown" in cell.why
+        assert "the one shown is that of none on 2 GPUs" in cell.why
 
 
 def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):
@@ -101,7 +101,7 @@ def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):
     assert main(["advise", str(SETTINGS), "--gpus", "0+3"]) == 0
     printed = capsys.readouterr().out
     assert "Which is fastest is not known." in printed and "Best guess" not in printed
-    assert "run-to-run variation is not known (repeats=5 measures it)" in printed
+    assert "Too few repeats for a ± (repeats=5 gives one)" in printed
     assert " ~ " not in printed and printed.count("repeats=5\n") == 1
 
 
@@ -216,9 +216,9 @@ def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tm
 def test_what_a_study_of_one_worker_cannot_answer_is_one_sentence(tmp_path, capsys):
     study = alone_on_the_cpu(tmp_path / "alone")
     for command, sentence in (
-        ("predict STUDY --holdout batch", "has no valid training cell of several CPU"),
+        ("predict STUDY --holdout batch", "has no valid training run of several CPU"),
         ("predict STUDY", "no forecast of 2 CPU workers: no all_reduce directly between ranks"),
-        ("advise STUDY --gpus 0+1", "was measured; add a training cell of several ranks"),
+        ("advise STUDY --gpus 0+1", "was measured; add a training run of several ranks"),
         ("advise STUDY --gpus 9", "has no CPU worker 9; expected 0, 1, 2"),
     ):
         assert main(command.replace("STUDY", study).split()) == 2

@@ -131,7 +131,7 @@ def test_a_collective_between_measured_sizes_and_on_more_ranks():
     assert more_ms == pytest.approx(0.510 * 1.5, rel=0.03)  # 2(n − 1) ÷ n: 1 to 1.5
     with pytest.raises(ValueError, match="host memory was measured"):
         links.time("all_reduce", 1e6, 2, ExchangeWire(HOST_MEMORY))
-    with pytest.raises(ValueError, match="between hosts; add a training cell with nodes="):
+    with pytest.raises(ValueError, match="between hosts; add a training run with nodes="):
         links.time("all_reduce", 1e6, 4, ExchangeWire(NETWORK), hosts=2)
 
 

@@ -65,7 +65,7 @@ from analysis.study.study import open_study
 from analysis.text import count, join_words, sentence
 
 MOST_RANKED = 10
-NO_VARIATION = "the run-to-run variation is not known (repeats=5 measures it)"
+NO_VARIATION = "too few repeats for a ± (repeats=5 gives one)"
 CAPTION = (
     f"Prediction intervals stand below their values ({100 * LEVEL_OF_RUNS:.0f} % for measured "
     f"configurations, {100 * LEVEL:.0f} % for forecasts). ~: may be as fast as the best."
@@ -187,7 +187,7 @@ def _by_runs(
     if len(ends) == 2 * len(measured):
         why = ""
         if lent_by:
-            why = f"the run-to-run variation is not known; that of {lent_by} is shown"
+            why = f"too few repeats for an own ±; the one shown is that of {lent_by}"
         return RankedCell(candidate, rate, min(ends), max(ends), runs, standing, why=why)
     return RankedCell(candidate, rate, runs=runs, standing=standing, why=NO_VARIATION)
 
@@ -195,7 +195,7 @@ def _by_runs(
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("study", metavar="STUDY", help="the folder of a study with training cells")
+    add("study", metavar="STUDY", help="the folder of a study with training runs")
     gpus = "subsets to choose from, of one size, such as 0+1,0+3"
     add("--gpus", metavar="LIST", required=True, help=gpus)
     nccl = f"again for others to choose from; {UNTOUCHED}: none (default: the study's)"

@@ -113,7 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--holdout",
         choices=HOLDOUTS,
-        help="cross-validate: forecast measured cells from the others",
+        help="cross-validate: forecast measured configurations from the others",
     )
     add("--details", action="store_true", help="the parts of each step, as a table")
     add_choices(parser)
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
         for option in ("gpus", "net", "nccl", "strategy", "batch_size", *WORK):
             if getattr(arguments, option) is not None:
                 raise ValueError(
-                    "--holdout forecasts the study's own cells; "
+                    "--holdout forecasts the study's own configurations; "
                     f"--{option.replace('_', '-')} asks for others"
                 )
         _print_held_out(arguments, calibrate(study))

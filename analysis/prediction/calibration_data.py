@@ -285,7 +285,7 @@ def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
     if not any(cell.step_ms is not None for cell in cells):
         where = study.folder or study.name
         raise ValueError(
-            f"{where}: no cell has a step time; expected the folder of a study with training cells"
+            f"{where}: no run has a step time; expected the folder of a study with training runs"
         )
     device = statistics.mode(devices)
     machine = _machine_of(cells, first or study)

@@ -54,12 +54,12 @@ SMALL = "small"  # batches below LARGE from larger ones, of one GPU too
 LARGE = 128
 # {way of holding cells out: what a study is like that has none}
 HOLDOUTS = {
-    CONDITION: "the study has no valid training cell of several GPUs",
-    SIZE: "the study has training cells of one size of several GPUs only",
-    TRANSPORT: "all training cells of several GPUs have the same transport",
-    BATCH: "all training cells of a model have the same batch size",
-    MODEL: "all training cells of several GPUs have the same model",
-    SMALL: f"no model has training cells with batches below {LARGE} and with larger ones",
+    CONDITION: "the study has no valid training run of several GPUs",
+    SIZE: "all training runs of several GPUs are on the same number of them",
+    TRANSPORT: "all training runs of several GPUs have the same transport",
+    BATCH: "all training runs of a model have the same batch size",
+    MODEL: "all training runs of several GPUs have the same model",
+    SMALL: f"no model has training runs with batches below {LARGE} and with larger ones",
 }
 
 

@@ -194,7 +194,7 @@ class LinkModel:
         """
         rates = self.host_gb_per_s
         if not rates:
-            raise ValueError("the host link was not measured; add a cell of benchmark=host_link")
+            raise ValueError("the host link was not measured; add a run of benchmark=host_link")
         if gpus in rates:
             return scaled_normal(moved_bytes / rates[gpus] / 1e6, BETWEEN_RUNS, "host ")
         most = max(rates)
@@ -250,9 +250,9 @@ class LinkModel:
         if alike:
             self._nearest[key] = min(alike, key=distance)
             return self._nearest[key]
-        what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
+        what_to_add = "; add a training run of several ranks, or one of benchmark=collectives"
         if across_hosts:
-            what_to_add = " between hosts; add a training cell with nodes=, or describe it by --net"
+            what_to_add = " between hosts; add a training run with nodes=, or describe it by --net"
         raise ValueError(f"no {kind} {wire.way} was measured{what_to_add}")
 
 

@@ -78,7 +78,7 @@ def _to_gpu_servers(
     rate = links.copies_gb_per_s.get(query.transport)
     if rate is None:
         raise ValueError(
-            f"no peer copy {WAYS[query.transport]} was measured; add a cell of benchmark=p2p"
+            f"no peer copy {WAYS[query.transport]} was measured; add a run of benchmark=p2p"
         )
     ms = query.ranks * (sent + returned) / query.servers / rate / 1e6
     return scaled_normal(ms, OF_HOST_MEMORY, "server"), constant(0.0)
