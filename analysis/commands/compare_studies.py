@@ -389,7 +389,8 @@ def _reason(cell: CellDifference, limit: float) -> str:
 
 def _suspect(cell: CellDifference) -> str:
     """Return what makes every run suspect, and how to measure without it."""
-    codes = dict.fromkeys(itertools.chain(*cell.against.values()))
+    against = [cell.against[study] for study in cell.all_suspect]
+    codes = dict.fromkeys(itertools.chain(*against))
     studies = "both" if len(cell.all_suspect) > 1 else cell.all_suspect[0]
     remedy = f"remove the cause and measure {studies} again with resume=false"
     if LOADED & codes.keys():
