@@ -33,6 +33,7 @@ from analysis.study.names import legend_names
 from analysis.text import count, single_line
 
 ROW_IN, ROW_LENGTH, MOST_ROWS = 0.4, 46, 20  # height; characters, for phones too; rows
+CHARACTER_IN = 0.085  # room for a letter
 LINE_OF_ROW = 0.34  # height of one more line of a label, in rows
 WATERFALL_LENGTH = 34  # characters of a part's name
 SOLID = "-"
@@ -303,6 +304,9 @@ def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Fig
         axes.plot(row.dot.value, y, row.marker, **look)
         data.append((row.label, row.dot))
     low, high = window((row.dot for row in rows), x.shown)
+    right = CHARACTER_IN * max(len(row.right) for row in rows) / WIDTHS_IN["single"]
+    for value in x.shown:  # else the number of a row would stand above it, on a phone too
+        high = max(high, value + (value - low) * right / (1 - right))
     axes.set_xlim(low, high)
     _strip(axes, x.label)
     axes.locator_params(axis="x", nbins=6)

@@ -4,6 +4,7 @@ The functions below read what several sections say of records. Sections speak of
 `words_of` puts a report into the words of a study of CPU workers, or of samples.
 """
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from analysis.findings.communication import COST
 from analysis.findings.examine import Findings
 from analysis.report.figure import Figure, for_phone
-from analysis.report.numbers import estimate, of_metric
+from analysis.report.numbers import THIN, estimate, of_metric
 from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.intervals import Estimate
@@ -25,6 +26,7 @@ from benchmarks.record import VERDICTS, Record
 from conf.cell import counted
 
 RATE = "throughput/images_per_second"
+BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")  # in sentences of records
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def words_of(study: Study) -> Callable[[str], str]:
     unit, things = unit_of(study), counted(record.cell for record in study.records)
 
     def words(text: str) -> str:
-        text = of_unit(text, unit)
+        text = BEFORE_PERCENT.sub(THIN, of_unit(text, unit))
         if things != "images":
             text = text.replace("images", things).replace("Images", things.capitalize())
         return text

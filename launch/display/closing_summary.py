@@ -104,7 +104,7 @@ def print_summary(
     everything is.
     """
     print_configurations(console, shown, runs)
-    for line, style in doubts(runs, " ".join(finding)):
+    for line, style in doubts(runs, " ".join(finding).replace(THIN, " ")):
         _print_indented(console, line, style)
     for record in runs:
         failure = record.failure

@@ -64,6 +64,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         curves = tuple(sorted(curves, key=request_and_batch))
     names = short_names(curve.label for curve in curves)
     points = points_of(curves)
+    if not ran_alone(study):
+        points.sort(key=lambda each: (-each.point.world_size, -each.point.rate.value))
     fits = []
     for curve in curves:
         for fit in curve.fits:
