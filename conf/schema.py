@@ -166,7 +166,7 @@ class Engine:
     silence_timeout_s: float = option(
         180.0, "seconds without a sign of life before a rank counts as hung", least=1
     )
-    cell_timeout_s: float = option(1800.0, "seconds that a whole cell may take", least=1)
+    cell_timeout_s: float = option(1800.0, "seconds that a whole run may take", least=1)
     stop_grace_s: float = option(
         5.0, "seconds between asking a rank to stop and killing it", least=0
     )
@@ -224,13 +224,13 @@ class ValidityLimits:
         0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1
     )
     foreign_memory_gib: float = option(
-        2.0, "GiB that others may hold on a GPU before a cell starts", least=0
+        2.0, "GiB that others may hold on a GPU before a run starts", least=0
     )
     foreign_busy_percent: float = option(
-        10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100
+        10.0, "percent that a GPU may be busy before a run starts", least=0, most=100
     )
     foreign_growth_gib: float = option(
-        0.3, "GiB by which memory that is not the cell's may grow while steps are timed", least=0
+        0.3, "GiB by which memory that is not the run's may grow while steps are timed", least=0
     )
     foreign_busy_share: float = option(
         0.05,
@@ -240,17 +240,17 @@ class ValidityLimits:
         most=1,
     )
     foreign_cpu_limit: float = option(
-        0.1, "share of its cores that others may use while a cell measures", least=0, most=1
+        0.1, "share of its cores that others may use while a run measures", least=0, most=1
     )
     clock_change_limit: float = option(
-        0.01, "share by which the SM clock may differ from that of the cell's baseline", least=0
+        0.01, "share by which the SM clock may differ from that of the run's baseline", least=0
     )
     clock_spread_limit: float = option(
         0.05,
-        "share by which SM clocks may differ between the GPUs of a cell, or between its phases",
+        "share by which SM clocks may differ between the GPUs of a run, or between its phases",
         least=0,
     )
-    strict: bool = option(False, "an invalid cell is a failed one: exit status 1")
+    strict: bool = option(False, "an invalid run is a failed one: exit status 1")
 
 
 @dataclass
@@ -351,12 +351,10 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: forecast each run before it starts, and calibrate for that: up to 1.5 s a cell",
+        "auto: forecast each run before it starts, and calibrate for that: up to 1.5 s a run",
         words=("auto", "False"),
     )
-    waterfall: bool = option(
-        False, "add the control cells that explain the efficiency of each cell"
-    )
+    waterfall: bool = option(False, "add the control runs that explain the efficiency of each run")
     report: Any = option(
         True,
         "write the study's report when the sweep ends; open: show it in a browser too; single, "
@@ -396,11 +394,11 @@ class Config:
         words=RATES,
     )
     resume: bool = option(
-        True, "leave out cells that are measured already; false: measure them again"
+        True, "leave out runs that are measured already; false: measure them again"
     )
     wait: bool = option(
         True,
-        "in the end for cells that another launcher is measuring; false: leave with exit status 3",
+        "in the end for runs that another launcher is measuring; false: leave with exit status 3",
     )
     rehearse: Any = option(
         False,
@@ -408,7 +406,7 @@ class Config:
         "of this one) whose ranks share what is here: what would fail there? Without ask, predict",
         words=("True", "False"), least=1, most=64, whole=True,
     )  # fmt: skip
-    dry_run: bool = option(False, "print the cells and the time they take, start nothing")
+    dry_run: bool = option(False, "print the runs and the time they take, start nothing")
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
         jobs *= _count(override)
         if not jobs <= MOST_JOBS:  # also where a number is NaN
             raise Refused(
-                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; expected fewer"
+                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} runs; expected fewer"
             )
     for override in overrides:
         key = override.get_key_element()

@@ -24,7 +24,7 @@ REFUSED = [
     (["noise_pairs=2"], "noise_pairs=2: a question chooses what runs again"),
     (["gpus=0,0+1"], "candidates run on 1 to 2 GPUs or workers; expected rate=per_gpu or"),
     (["ask=scales", "gpus=scale"], "candidates differ in more than their number of GPUs"),
-    (["waterfall=true"], "ask=fastest waterfall=true: control cells are no candidates"),
+    (["waterfall=true"], "ask=fastest waterfall=true: control runs are not candidates"),
 ]
 TWO = ["-m", "device=cpu", "gpus=0+1", "strategy=nccl_allreduce,none", "ask=fastest"]
 

@@ -383,7 +383,7 @@ def test_nccl_that_sees_another_number_of_hosts_is_told():
     using = ["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2
     (found,) = hosts_seen(of_hosts(using, "NET/Socket/0", nodes=1), record)
     assert (found.code, found.severity) == ("hosts_unexpected", "suspect")
-    assert "on 1 host, and the cell has 2" in found.sentence
+    assert "on 1 host, and the run has 2" in found.sentence
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), record)
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), make_record())
 

@@ -76,7 +76,7 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
         assert record.tables["bucket_exchange"]["rows"]
         assert without_entry([record]) == set()
     first, second = records
-    assert first.predicted["refused"] == "no cell of the study was measured before it"
+    assert first.predicted["refused"] == "no run of the study was measured before it"
     answer = second.predicted
     assert answer["records"] == [first.record_id]
     assert (answer["cells"], answer["version"]) == (1, VERSION)
@@ -109,7 +109,7 @@ def test_a_sweep_shows_what_was_predicted(sweep):
     assert ["  predicted " in line for line in lines] == [False, True]
     assert "forecast 1 of 2 runs before they ran: mean error of the step " in printed
     run = project(records[-1])
-    assert run.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
+    assert run.tags["predicted.basis"] == f"extrapolated, from 1 run, model {VERSION}"
     values = {name: value for name, value, *_ in run.metrics}
     assert values["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]

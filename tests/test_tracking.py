@@ -58,7 +58,7 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     ]
     tracker.start_sweep(make_sweep(4))
     (parent,) = tracked_runs(tracker).values()
-    assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("4 cells · 2026-")
+    assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("4 runs · 2026-")
     assert all(log(tracker, output_dir, record) for record in records)
     tracker.write_study(records, {good.record_id: {"scaling/efficiency": 0.9}})
     tracker.finish_sweep(make_sweep(4), records, "failed", {})
@@ -270,9 +270,9 @@ def test_the_summary_has_once_what_all_names_share():
     for number, end in enumerate(ends):
         records.append(tracked_record(number, name=f"resnet50 · ddp · {end}"))
     lines = mlflow_run.summary_markdown(records, {}).splitlines()
-    assert lines[:2] == ["Every cell: resnet50 · ddp", ""]
+    assert lines[:2] == ["Every run: resnet50 · ddp", ""]
     assert [line.split(" | ")[0] for line in lines[4:]] == [f"| {end}" for end in ends]
-    assert mlflow_run.summary_markdown([], {}) == "No cell has ended.\n"
+    assert mlflow_run.summary_markdown([], {}) == "No run has ended.\n"
     copies = changed_cell(records[0].cell, benchmark={"name": "p2p"})
     record = tracked_record(1, cell=copies, metrics={"p2p/write_gb_per_s": 377.25})
     text = mlflow_run.summary_markdown([record], {})

@@ -132,7 +132,7 @@ def about_margins(values: Iterable[Mapping[str, float]]) -> str:
             if name.endswith("ci_runs"):
                 runs.append(value)
         if RUNS not in of_cell and ends_of(IMAGES_PER_SECOND, of_cell):
-            lent_by = "other cells"
+            lent_by = "other configurations"
     basis = rests_on(runs, lent_by)
     return f"± {WORDS} (95 %), {basis}" if basis else ""
 

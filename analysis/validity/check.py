@@ -75,7 +75,7 @@ def check(
 
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
             if compiled and not record.cell.compiled:
-                return not_applicable("this cell was not compiled")
+                return not_applicable("this run was not compiled")
             if needs and needs not in record.checks:
                 return unless_training(record, without)
             outcome = judge(record, limits)

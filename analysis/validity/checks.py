@@ -139,7 +139,7 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
     """Run every check on one record. A cell that is not finished is invalid and has no numbers."""
     numbers = {name: float(value) for name, value in vars(limits).items() if name != "strict"}
     if record.state != "finished":
-        why = f"the cell is {record.state}"
+        why = f"the run is {record.state}"
         return Validity("invalid", {}, {check.code: why for check in CHECKS}, numbers)
     codes: dict[str, str] = {}
     skipped: dict[str, str] = {}

@@ -203,5 +203,5 @@ def hosts_seen(log: NcclLog | None, record: Record) -> list[SettingResult]:
     nodes = f"{log.nodes} hosts"
     if log.nodes == 1:
         nodes = "1 host"
-    sees = f"NCCL sees the ranks on {nodes}, and the cell has {hosts}"
+    sees = f"NCCL sees the ranks on {nodes}, and the run has {hosts}"
     return [SettingResult("hosts_unexpected", sees, "suspect")]

@@ -357,12 +357,12 @@ def unexplained(record: Record, _: ValidityLimits) -> Judgement:
     if forecast is None:
         return not_applicable("there was no forecast of the step")
     if not forecast.in_time:
-        return unchecked("the forecast was not written before the cell began")
+        return unchecked("the forecast was not written before the run began")
     if forecast.inside is None:
-        why = "too few cells of this kind could be held out"
+        why = "too few runs of this kind could be held out"
         if record.cell.world_size == 1 or record.cell.strategy["name"] == "none":
             device = unit(record.cell.device)
-            why = f"cells of one {device}, or without an exchange, are not held out"
+            why = f"runs on one {device}, or without an exchange, are not held out"
         return not_applicable(f"no error was claimed: {why}")
     if not forecast.unexplained:
         return None

@@ -186,7 +186,7 @@ P2P_UNUSED = SettingOutcome(TRANSPORT, "suspect", ", but NCCL did not use P2P wh
 NO_CLASS = ", but the link class of {} is not known, so the use of P2P was not checked"
 CLASS_UNKNOWN = SettingOutcome(TRANSPORT, "unchecked", NO_CLASS)
 # Whether it changed anything
-SAME_SETTING = unknown_effect("the cell without it has the same setting in its NCCL log")
+SAME_SETTING = unknown_effect("the run without it has the same setting in its NCCL log")
 ONE_UNCONNECTED = unknown_effect("one of the two NCCL logs shows no connection")
 NO_COMMON_SIZE = unknown_effect("the two NCCL logs have no message size in common")
 SAME_USE = " changed nothing: NCCL used the same transports as without it ({})"

@@ -250,7 +250,7 @@ def _memory_of_others(of_host: Samples, host: str, most_gib: float) -> Judgement
     if of_host.get("foreign_bytes") is not None:
         foreign_gib = of_host["foreign_bytes"] / GIB
         if foreign_gib > most_gib:
-            return f"memory that is not the cell's grew by {foreign_gib:.1f} GiB{host}"
+            return f"memory that is not the run's grew by {foreign_gib:.1f} GiB{host}"
         return None
     grown_gib = (of_host.get("grown_bytes") or 0) / GIB
     if grown_gib <= most_gib:

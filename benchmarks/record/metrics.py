@@ -102,7 +102,7 @@ _TABLE = (
         "images per second: high end of the 95 % interval for the next run",
         "images/s",
     ),
-    _plain("throughput/ci_runs", "runs of equal cells that this interval rests on", "runs"),
+    _plain("throughput/ci_runs", "repeated runs that this interval rests on", "runs"),
     _more(
         "throughput/images_per_second_per_gpu",
         "images per second per GPU",
@@ -311,7 +311,7 @@ _TABLE = (
         formula="exposed communication by the trace − comm/exposed_ms",
     ),
     # What a cell costs says nothing of what it measured, and has no noise floor.
-    _plain("cell/seconds", "wall time of the cell", decimals=1),
+    _plain("cell/seconds", "wall time of the run", decimals=1),
     _plain("cell/measuring_seconds", "time spent measuring", decimals=1),
     _plain(
         "cell/overhead_ratio",

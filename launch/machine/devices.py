@@ -205,7 +205,7 @@ def too_small() -> list[str]:
         if value != resource.RLIM_INFINITY and value < limit.least:
             sentences.append(
                 f"{command} is {value // limit.unit} here ({limit.words}), too little for the "
-                f"processes of a cell; expected {limit.least // limit.unit} or more, or "
+                f"processes of a run; expected {limit.least // limit.unit} or more, or "
                 "unlimited"
             )
     return sentences

@@ -140,7 +140,7 @@ def choose_replicates(
         if pairs not in ("auto", 0):
             raise Refused(
                 f"noise_pairs={pairs}: expected auto and 0 with repeats={config.repeats}, "
-                "which runs every cell again"
+                "which measures every configuration again"
             )
         return []
     candidates = list(cells)

@@ -346,7 +346,7 @@ def refuse_one_host_only(config: Config, sets: Sequence[Sequence[str]]) -> None:
         if not choice.several_hosts:
             raise Refused(
                 f"{choice.group}={choice.name}: works inside one host; use one host a "
-                "cell (nodes=each), or another choice"
+                "run (nodes=each), or another choice"
             )
 
 

@@ -29,7 +29,7 @@ def refuse_question(
             "what runs again; expected neither repeats nor noise_pairs beside it"
         )
     if config.waterfall:
-        raise Refused(f"{ask} waterfall=true: control cells are no candidates; leave one out")
+        raise Refused(f"{ask} waterfall=true: control runs are not candidates; leave one out")
     first, last = cells[0], cells[-1]
     exchanges = first.strategy != last.strategy or not first.trains
     if question.kind == GAINS and first.world_size < 2 and exchanges:

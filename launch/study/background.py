@@ -240,7 +240,7 @@ class Forecasts:
             if not cell.trains:
                 forecast = {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
             elif not _trained(measured):
-                forecast = {"refused": "no cell of the study was measured before it"}
+                forecast = {"refused": "no run of the study was measured before it"}
             else:
                 at = now()
                 # Of what is about to run: it tells machine and links; its numbers enter nothing.

@@ -119,7 +119,7 @@ class Sweep:
     def name(self) -> str:
         """Name beside other sweeps of the study: `4 cells · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
-        return f"{count(self.cells, 'cell')} · {moment}"
+        return f"{count(self.cells, 'run')} · {moment}"
 
 
 def sweep_of(records: Sequence[Record]) -> Sweep:
@@ -312,7 +312,7 @@ class StudyFolder:
         """Write an interrupted record for a locked attempt without one, and return it."""
         if folder.record.exists() or not folder.attempt.exists():
             return None  # it died after the record was written, or before anything was begun
-        failure = Failure("interrupted", None, "the launching process ended before the cell did")
+        failure = Failure("interrupted", None, "the launching process ended before the run did")
         try:
             folder.refuse_too_large()
             ended_at: float = folder.attempt.stat().st_mtime

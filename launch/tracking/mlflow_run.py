@@ -236,7 +236,7 @@ def _tags(record: Record) -> dict[str, str]:
     basis, cells = record.predicted.get("basis"), record.predicted.get("cells")
     if basis and cells is not None:
         tags["predicted.basis"] = (
-            f"{basis}, from {count(cells, 'cell')}, model {record.predicted.get('version')}"
+            f"{basis}, from {count(cells, 'run')}, model {record.predicted.get('version')}"
         )
     for name in ("transport", "link_class", "channels"):
         if record.effective.get(name):
@@ -408,7 +408,7 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
     What all names share stands once above the table.
     """
     if not records:
-        return "No cell has ended.\n"
+        return "No run has ended.\n"
     run_names = list(map(run_name, records))
     shared, short = names.shared_name(run_names), names.short_names(run_names)
     cells = [record.cell for record in records]
@@ -442,7 +442,7 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
     table = Table.of("cells", "", columns, rows)
     text = table.to_markdown(len(rows)) + "\n"
     if shared:
-        text = f"Every cell: {markdown(shared, TEXT_LENGTH)}\n\n{text}"
+        text = f"Every run: {markdown(shared, TEXT_LENGTH)}\n\n{text}"
     margins = cell_numbers.about_margins(several_values)
     shown = [column.key for column in table.for_people.columns]
     for sentence in (margins, cell_numbers.about_columns(shown)):

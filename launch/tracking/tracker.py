@@ -544,7 +544,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     study_dir = study_dir.absolute()
     paths = list(record_paths(study_dir))
     if not paths:
-        raise ValueError(f"{study_dir}: no folder of a study (it has no cell with a record.json)")
+        raise ValueError(f"{study_dir}: no folder of a study (it has no run with a record.json)")
     folders: dict[str, CellFolder] = {}
     records: list[Record] = []
     unreadable: list[str] = []
