@@ -53,7 +53,7 @@ def test_everything_is_written_once(study_dir):
         OTHER: "FAILED",
     }
     assert stored["a" * 32].data.tags["cells"] == "2 finished (1 of them invalid)"
-    assert stored["a" * 32].info.run_name.startswith("2 cells · ")
+    assert stored["a" * 32].info.run_name.startswith("2 runs · ")
     assert "failed: hang" in stored[OTHER].data.tags["mlflow.note.content"]
     search = f"tags.`mlflow.parentRunId` = '{stored[OTHER].info.run_id}'"
     children = tracker._client.search_runs([tracker._experiment], search)
