@@ -69,7 +69,7 @@ def test_the_setup_paragraph_is_made_of_the_records_and_invents_nothing(tmp_path
             "NCCL 2.28.9",
             "batch 256 images",
         ),
-        *("precision bf16", "24 runs, 3 of each", "interleaved", "95 \\% prediction", "Holm"),
+        *("precision bf16", "24 runs, 3 of each", "interleaved", "95~\\% prediction", "Holm"),
     ):
         assert words in content.methods
     assert "Efficiency" not in content.methods, "no GPU ran alone"

@@ -295,6 +295,11 @@ PAIR, ALL = [0, 1], small(6, [0, 1, 2, 3], 300.0)
 OF_ANOTHER_MODEL = small(9, PAIR, 400, cell={"model": {"name": "resnet18"}})
 OTHERS = [small(2, PAIR, 230, strategy="kvstore_device"), small(3, [2, 3], 240)]
 DEVICE = repeated(PAIR, 150, 2, scatter=0.3, strategy="kvstore_device")
+SCRIPT = {
+    "declared": {"benchmark": {"target": "benchmarks.script.run"}},
+    "benchmark": {"name": "script"},
+    "model": {"name": "train.py", "builder": "none"},
+}
 FILE, CHANGED_FILE = ({"declared": {"model": {"sha256": 16 * text}}} for text in ("e4f4", "0a1b"))
 HEADLINES = {
     "every baseline": (
@@ -313,6 +318,7 @@ HEADLINES = {
         [ONE, small(2, PAIR, 190.3, validity=SUSPECT)],
         "2 GPUs train resnet50 at about 190 images/s, an efficiency of about 95 %.",
     ),
+    "a script": ([small(2, PAIR, 190.0, cell=SCRIPT)], "2 GPUs run train.py at 190 images/s."),
     "suspect repeats": (
         [each | {"validity": SUSPECT} for each in repeated(PAIR, 19_049, 1, scatter=0.1)],
         "at about 19,000 images/s (11,000 to 32,000).",
@@ -385,6 +391,15 @@ def test_what_is_invalid_comes_first(tmp_path):
     assert content.verdict == header
 
 
+def test_methods_count_the_same_runs_in_every_sentence(tmp_path):
+    """The first configuration ran once more at the end, which is no repeat."""
+    made = [small(1, PAIR, 200.0), small(2, PAIR, 190.0, strategy="fsdp")]
+    made.append(small(3, PAIR, 201.0, drift=True))
+    made = [each | {"validity": SUSPECT} for each in made]
+    text = examine(study(tmp_path / "study", made))[0].methods
+    assert "measured in 2 runs" in text and "doubt on 2 runs" in text
+
+
 HEADERS = {
     "interrupted": ([ONE, small(2, PAIR, 1.0, state="interrupted")], "✗ 1 valid, 1 interrupted"),
     "failed": ([ONE | {"state": "failed"}, small(2, PAIR, 1.0, state="failed")], "✗ 2 runs failed"),
@@ -411,7 +426,7 @@ def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validit
 @pytest.mark.parametrize(
     ("repeats", "noise", "end"),
     [
-        (5, 0.0005, ". Largest confirmed cause: exposed communication, "),
+        (5, 0.0005, ". Largest confirmed cause of the loss: exposed communication, "),
         (3, 0.02, "; no cause is significant"),
         (1, 0.0005, " × the rate of the slowest GPU alone."),
     ],

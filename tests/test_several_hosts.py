@@ -12,7 +12,7 @@ from analysis.findings.communication import SeveralRecords, rests_on, with_value
 from analysis.findings.examine import findings_of
 from analysis.findings.links import host_wires
 from analysis.report.build import examine
-from analysis.study.names import gpu_ids, gpu_list
+from analysis.study.names import gpu_ids, gpu_list, gpus_in_words
 from analysis.study.study import open_study
 from analysis.study.study_inputs import StudyPath, open_inputs
 from analysis.topology.readers import parse_topology
@@ -219,7 +219,7 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     (said,) = (one for one in content.finding if "network" in one)
     assert said.startswith("2 hosts train 1.65 × the slowest of them alone: an exchange takes 30")
     assert "a's eth0 ↔ b's eth1" in said and "this network limits it" in said
-    assert "a+b · 2 × 0,1" in content.finding[0]
+    assert "GPUs 0,1 of hosts a and b each" in content.finding[0]
     assert any("(a+b)" in line for line in content.finding)
     tables = {one.name: list(csv.DictReader(io.StringIO(one.to_csv()))) for one in content.tables}
     interfaces = [(one["host"], one["interface"], one["gbit_per_s"]) for one in tables["hosts"]]
@@ -263,6 +263,10 @@ def test_devices_and_hosts_are_written_short_and_clearly():
     ]
     for members, ids, words in devices:
         assert (gpu_ids(members), gpu_list(members)) == (ids, words)
+    assert gpus_in_words(("a:0", "b:0")) == "GPU 0 of hosts a and b each"
+    assert gpus_in_words(("a:0", "a:3", "b:0", "b:3")) == "GPUs 0,3 of hosts a and b each"
+    for members, ids, _ in (devices[0], devices[1], devices[3]):
+        assert gpus_in_words(members) == ids
     hosts = ["a b", "n1 n2", "n1 n2 n3 x", "n08 n09 n10", "n9 n10 n11 n12", "n3 n2 n1", ""]
     short = ["a+b", "n1+n2", "n[1-3]+x", "n[08-10]", "n9+n[10-12]", "n3+n2+n1", ""]
     assert [compress_hosts(names.split()) for names in hosts] == short

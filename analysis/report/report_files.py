@@ -27,6 +27,7 @@ from analysis.report.figure import COLOURS, Figure
 from analysis.report.section import RATE, Section, words_of
 from analysis.report.table import TEXT_LENGTH, Table, latex
 from analysis.study.names import format_option, unit_of
+from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import hardware, mapping
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
@@ -97,11 +98,12 @@ def setup(study: Study) -> list[str]:
 
 def protocol(study: Study, findings: Findings) -> list[str]:
     """Return what was repeated, in which order, and how efficiency and intervals were made."""
+    counted = [record for runs in study.runs for record in runs.records]
     repeats = sorted({len(runs.records) for runs in study.runs})
     ends = " to ".join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))
     lines = [
         f"{count(len(study.runs), 'configuration was', 'configurations were')} measured in "
-        f"{count(sum(len(runs.records) for runs in study.runs), 'run')}, {ends} of each; a value "
+        f"{count(len(counted), 'run')}, {ends} of each; a value "
         "is the median over the runs of its configuration."
     ]
     if repeats[-1] > 1 and _is_interleaved(study.runs):
@@ -123,7 +125,7 @@ def protocol(study: Study, findings: Findings) -> list[str]:
             "Differences were tested on the logarithm of the rate, with Holm's method for the "
             "error of all comparisons together (5 %)."
         )
-    suspect = sum(record.validity.verdict == "suspect" for record in study.usable)
+    suspect = sum(map(is_suspect, counted))
     if suspect:
         lines.append(f"Checks cast doubt on {count(suspect, 'run')}, which are included.")
     if study.excluded:

@@ -38,7 +38,15 @@ from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
 from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
-from analysis.study.names import gpu_ids, gpu_list, run_name, short_names, spoken, unit_of
+from analysis.study.names import (
+    gpu_ids,
+    gpu_list,
+    gpus_in_words,
+    run_name,
+    short_names,
+    spoken,
+    unit_of,
+)
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.runs import median_of, named
 from analysis.study.study import Study
@@ -172,13 +180,11 @@ def measured(study: Study) -> str:
         return f"{subject}."
     number_of = len(_names(records, "benchmark"))
     subject = _several(records, "benchmark")
-    if number_of == 1:
-        subject = f"Benchmark {subject}"
-    elif number_of <= MOST_NAMES:
-        subject = f"Benchmarks {subject}"
-    if models:
-        subject += f" with {models}"
+    if number_of <= MOST_NAMES:
+        subject = f"benchmark={subject}"
     verb = "ran" if is_done else "failed"
+    if models:
+        verb += f" with {models}"
     return f"{subject} {verb} on {_devices(study, records)}."
 
 
@@ -230,8 +236,11 @@ def answer(study: Study, main: CurvePoint) -> str:
     devices = count(point.world_size, "GPU")
     subsets = {runs.gpus for runs in study.timed if runs.cell.world_size == point.world_size}
     if len(subsets) > 1 or isinstance(point.gpus[0], str):
-        devices += f" ({gpu_ids(point.gpus)})"
-    line = f"{devices} train{'s' * (point.world_size == 1)} {single_line(subject, 120)}"
+        devices += f" ({gpus_in_words(point.gpus)})"
+    record, *_ = study.records_of(point.record_ids)
+    verb = "run" if record.cell.runs_script else "train"
+    verb += "s" * (point.world_size == 1)
+    line = f"{devices} {verb} {single_line(subject, 120)}"
     rate, ends = texts(point.rate, "rate")
     if point.suspect:
         rate = f"about {_two_digits(point.rate.value)}"  # no digits that nobody knows
@@ -382,7 +391,7 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
 def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None]) -> str:
     times_as_long = sorted(ratio for ratio in ratios if ratio is not None)
     if times_as_long and max(1 - times_as_long[0], times_as_long[-1] - 1) < SAME_TIME:
-        causes = [*causes, "an exchange took as long"]
+        causes = [*causes, "an exchange took the same time"]
     elif times_as_long:
         times = " to ".join(dict.fromkeys((number(times_as_long[0]), number(times_as_long[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
@@ -472,7 +481,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
-            line += f". Largest confirmed cause: {part.name}, {size} images/s"
+            line += f". Largest confirmed cause of the loss: {part.name}, {size} images/s"
         elif has_intervals:
             line += "; no cause is significant"
         return f"{line}."

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.study import provenance
 from analysis.study.conditions import differing_names
-from analysis.text import single_line
+from analysis.text import join_words, single_line
 from benchmarks.record import Record
 from conf.cell import Cell, Member, compress_hosts
 from conf.options import to_text
@@ -48,6 +48,7 @@ WORDS = {
     "server_gpus": "server_gpus",
     "gpus": "gpus",
 }
+MOST_HOSTS = 4  # that are named in a sentence
 HASH_LENGTH = 8  # digits of a hash
 _GPU = re.compile(r"\bGPU(?=s?\b)")
 
@@ -135,6 +136,19 @@ def gpu_ids(gpus: Sequence[Member], word: str = "") -> str:
 def gpu_list(gpus: Sequence[Member]) -> str:
     """Return `gpus 0,3`, with hosts `a+b · 2 × gpus 0,3`."""
     return gpu_ids(gpus, "gpus ")
+
+
+def gpus_in_words(gpus: Sequence[Member]) -> str:
+    """Return `GPU 0 of hosts a and b each`; `0,3` without hosts, `a:0,b:3` where they differ."""
+    of_host: dict[str, list[str]] = defaultdict(list)
+    for gpu in gpus:
+        host, _, device = str(gpu).rpartition(":")
+        of_host[host].append(device)
+    devices, *others = of_host.values()
+    if "" in of_host or len(of_host) < 2 or any(each != devices for each in others):
+        return gpu_ids(gpus)
+    units = "GPU" if len(devices) == 1 else "GPUs"
+    return f"{units} {','.join(devices)} of hosts {join_words([*of_host], MOST_HOSTS)} each"
 
 
 def unit(device: str) -> str:

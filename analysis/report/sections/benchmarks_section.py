@@ -41,7 +41,11 @@ OPERATIONS = {
     "copy": "copy in the host's memory",
     "add": "sum in the host's memory",
 }
-DIRECTIONS = {"to_device": "to the GPU", "to_host": "from the GPU", "both": "each way at once"}
+DIRECTIONS = {
+    "to_device": "to {}",
+    "to_host": "from {}",
+    "both": "in each direction when both run together",
+}
 MOST_CURVES, SIZE_TICKS = 6, 4  # of the figure of collectives
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB")  # each 2^10 of the one before
 PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_one": "all to one"}
@@ -131,19 +135,20 @@ def host_link(study: Study, findings: Findings) -> Section:
     )
     cells, devices = largest_cells(study, "host_link")
     parts = []
-    for prefix, words in (("one", "one copy at a time"), ("all", "all at once")):
+    together = ("one", "One GPU at a time", "it"), ("all", "All together", "them")
+    for prefix, words, whom in together:
         texts = []
         for name, direction in DIRECTIONS.items():
             rate = ""
             if cells:
                 rate = median_and_interval(cells[0], f"host_link/{prefix}_{name}_gb_per_s")
             if rate:
-                texts.append(f"{rate} {direction}")
+                texts.append(f"{rate} {direction.format(whom)}")
         if texts:
-            parts.append(f"{words} {', '.join(texts)}")
+            parts.append(f"{words}: {', '.join(texts)}.")
     lines = []
     if parts:
-        lines.append(f"GB/s between the host and {devices}: {'; '.join(parts)}.")
+        lines.append(f"Copies between the host and {devices}, in GB/s. {' '.join(parts)}")
     return _section(lines, table)
 
 
