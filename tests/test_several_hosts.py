@@ -217,7 +217,9 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     content, _ = examine(folder)
     assert len(content.finding) <= 5
     (said,) = (one for one in content.finding if "network" in one)
-    assert said.startswith("2 hosts train 1.65 × the slowest of them alone: an exchange takes 30")
+    assert said.startswith(
+        "2 hosts train 1.65 times as fast as the slowest of them alone: an exchange takes 30"
+    )
     assert "a's eth0 ↔ b's eth1" in said and "this network limits it" in said
     assert "GPUs 0,1 of hosts a and b each" in content.finding[0]
     assert any("(a+b)" in line for line in content.finding)

@@ -419,11 +419,11 @@ def between_hosts(study: Study, point: Point) -> str:
     if wires.share is not None and wires.share <= WIRE_MEASURED:
         verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
         share = number(min(1.0, wires.share), "share")
-        text += f", and this network {verb} it ({share} of what it carries is used)"
+        text += f"; the network {verb} it ({share} of its bandwidth is used)"
     start = "A"
     if point.node_efficiency is not None:
         ratio = number(point.node_efficiency.value * hosts, "ratio")
-        start = f"{hosts} hosts train {ratio} × the slowest of them alone: a"
+        start = f"{hosts} hosts train {ratio} times as fast as the slowest of them alone: a"
     return single_line(f"{start}{text}.", 400)
 
 

@@ -86,7 +86,7 @@ MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keep
 OTHER_CODES = {
     "setting_ignored": (
         "invalid",
-        "NCCL did not announce a setting that it announces when it takes it",
+        "NCCL's log does not show a setting that it shows when NCCL takes it",
         "Check the spelling, and in nccl/*.log of the run whether this NCCL version knows it.",
     ),
     "transport_unexpected": (

@@ -219,7 +219,7 @@ def refuse(cell: Cell, room: Room) -> None:
         why = "overwrites its input in torch.distributed"
         if placement == "in":
             why = "has no form in place"
-        accepted = "use the other, or both"
+        accepted = f"expected {'out' if placement == 'in' else 'in'} or both"
         raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
     calls, coalesced = options["calls"], options["coalesced"]
     if cell.device == "cpu":
