@@ -278,7 +278,8 @@ def why_no_verdict(study: Study, runs: Runs) -> str:
     name = labels.label(study, runs)
     if floor is None:
         return f"too few runs of {name} show how far they differ (repeats=5 does)"
-    return f"how far runs of {name} differ is taken from {floor.lent_by} (repeats=5 shows it)"
+    lender = f"taken from {floor.lent_by} (repeats=5 gives its own)"
+    return f"{name} has too few repeats, so its ± is {lender}"
 
 
 def _larger_floor(pair: Pair) -> float | None:

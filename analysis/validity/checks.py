@@ -86,7 +86,7 @@ MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keep
 OTHER_CODES = {
     "setting_ignored": (
         "invalid",
-        "NCCL's log does not show a setting that it shows when NCCL takes it",
+        "NCCL did not take a setting: its log would name the setting",
         "Check the spelling, and in nccl/*.log of the run whether this NCCL version knows it.",
     ),
     "transport_unexpected": (
@@ -100,7 +100,7 @@ OTHER_CODES = {
     "algorithm_unexpected": (
         "invalid",
         "NCCL chose an algorithm or protocol that a setting forbids",
-        "Name the collective too, as in nccl.algo=allreduce:tree.",
+        "Name the collective in the setting too, as in nccl.algo=allreduce:tree.",
     ),
     "channels_unexpected": (
         "invalid",
@@ -108,7 +108,7 @@ OTHER_CODES = {
         "Choose a number of channels that NCCL allows for these GPUs.",
     ),
     "does_not_verify": (
-        "invalid, in the report alone",
+        "invalid; the report alone checks this",
         "the numbers of the record are not those of its raw samples",
         "Copy the record again from where it was measured: it was changed or damaged.",
     ),

@@ -167,8 +167,8 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
-    """pauses inside steps took more than {pause_limit} of the time; on CPU workers more than 3
-    times that, and one took at least 15 ms or all together 3 %
+    """pauses inside steps took more than {pause_limit} of the time. On CPU workers: more than 3
+    times that with a pause of at least 15 ms, or more than 3 % in all
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit

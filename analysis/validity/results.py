@@ -311,7 +311,7 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "a timed window was written twice: {}", needs="windows_repeated", since=7)
 def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
-    """two timed windows of a rank have the same samples or the same moment"""
+    """two timed windows of a rank have the same step times or the same start"""
     count = record.checks["windows_repeated"]
     if not count:
         return None
@@ -514,8 +514,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the bytes counted for gradient, exchange and rates differ, or are not those that the
-    strategy's YAML declares
+    """the bytes counted for the gradient, for the exchange and for GB/s contradict each other, or
+    what the strategy's YAML declares
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

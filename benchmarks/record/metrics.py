@@ -210,7 +210,7 @@ _TABLE = (
         "exposed communication",
         column="exposed ms",
         signed=True,
-        formula="strategy/cost_ms − the same on one GPU",
+        formula="strategy/cost_ms − strategy/cost_ms on one GPU",
     ),
     _more(
         "comm/hidden_share",
