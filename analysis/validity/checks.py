@@ -91,9 +91,8 @@ OTHER_CODES = {
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids. Suspect if P2P_LEVEL allows P2P and "
-        "NCCL did not use it, or NCCL used P2P over a longer path than a P2P_LEVEL other than NVL "
-        "allows",
+        "NCCL connected GPUs in a way that a setting forbids. Only suspect for P2P_LEVEL: P2P over "
+        "a longer path than a level above NVL allows, or no P2P where the level allows it",
         "Look at nccl/*.log of the run: another setting or a missing permission may override this "
         "one.",
     ),

@@ -193,9 +193,9 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
 def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange alone did not return the mean of known gradients. Allowed in its worst
-    array: 10⁻⁴ in `benchmark=exchange`; in `throughput` n units in the last place, or the rounding
-    of what is sent
+    """the exchange alone did not return the mean of known gradients. Allowed error in
+    the worst array: 10⁻⁴ in `benchmark=exchange`; in `throughput` n units in the last place, or the
+    rounding of what is sent
     """
     error, tolerance = record.checks.get("exchange_error"), record.checks.get("exchange_tolerance")
     if error is not None and tolerance is not None:

@@ -79,10 +79,10 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """suspect: while both train, the SM clock of a GPU is below another's by more than
-    {clock_spread_limit}, twice that at the power cap, or in one phase that far below its own
-    highest without a reason. Finding: it differs from the baseline's by more than
-    {clock_change_limit}
+    """SM clocks differ. Suspect: while two GPUs train, one has a lower clock than the other, by
+    more than {clock_spread_limit} (twice that at the power cap), or a GPU in one phase falls that
+    far below its own highest clock without a reason. Finding: the clock differs from the baseline's
+    by more than {clock_change_limit}
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """
