@@ -42,7 +42,7 @@ def option(
 
 
 def accepted(metadata: Mapping[str, Any]) -> str:
-    """Return what an option accepts, for a sentence: 'auto or eager', 'integer 1 to 64'."""
+    """Return what an option accepts, for a sentence: 'auto or eager', 'an integer from 1 to 64'."""
     words = [AS_TYPED.get(str(word), str(word)) for word in metadata.get("words") or ()]
     if metadata.get("auto") and "auto" not in words:
         words.insert(0, "auto")
@@ -52,15 +52,15 @@ def accepted(metadata: Mapping[str, Any]) -> str:
         if bound is not None:
             bounds.append(f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}")
     if bounds:
-        kind = "integer" if metadata.get("whole") else "number"
+        kind = "an integer" if metadata.get("whole") else "a number"
         if bounds == ["0", "1"] and metadata.get("whole"):
             words.append("0 or 1")
         elif len(bounds) == 2:
-            words.append(f"{kind} {bounds[0]} to {bounds[1]}")
+            words.append(f"{kind} from {bounds[0]} to {bounds[1]}")
         elif metadata.get("most") is None:
-            words.append(f"{kind} {bounds[0]} or more")
+            words.append(f"{kind} of at least {bounds[0]}")
         else:
-            words.append(f"{kind} up to {bounds[0]}")
+            words.append(f"{kind} of at most {bounds[0]}")
         if metadata.get("several"):
             words.append("a list of them")
     if words == ["auto"]:

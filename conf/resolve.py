@@ -400,7 +400,9 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
         image_size = sizes.image_size
     if image_size is None:
         where = "gpu" if device == "cuda" else "cpu"
-        raise Refused(f"model.{where}.image_size: has no value; expected integer 8 to 4,096")
+        raise Refused(
+            f"model.{where}.image_size: has no value; expected an integer from 8 to 4,096"
+        )
     if not model.least_image_size <= image_size <= model.most_image_size:
         bounds = {"least": model.least_image_size, "most": model.most_image_size, "whole": True}
         raise Refused(f"image_size={image_size}: {model.name} needs {accepted(bounds)}")

@@ -47,7 +47,7 @@ SECONDS = {
     "measuring": 100,
     "calibrating": 80,
     "planted": 80,
-    "live": 120,
+    "live": 220,
     "synchronising_2": 120,
     "synchronising_3": 240,
     "synchronising_4": 240,

@@ -170,8 +170,8 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
     ("typed", "place", "sentence"),
     [
         (["=1"], {"device": "cpu"}, "1: needs a GPU; possible on CPU workers: null"),
-        (["=0"], {}, "0: expected integer 1 to 32"),
-        (["=33"], {}, "33: expected integer 1 to 32"),
+        (["=0"], {}, "0: expected an integer from 1 to 32"),
+        (["=33"], {}, "33: expected an integer from 1 to 32"),
     ],
 )
 def test_hardware_queues_are_refused_where_there_are_none(typed, place, sentence):

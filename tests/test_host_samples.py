@@ -260,7 +260,7 @@ def test_a_folder_that_is_gone_costs_no_cell(tmp_path):
     ("windows", "said"),
     [
         ([QUIET, QUIET, {}], None),  # the third host has servers alone
-        ([QUIET, QUIET | {"foreign_bytes": GIB}, {}], "memory that is not the cell's grew by 1.0 GiB on host b"),
+        ([QUIET, QUIET | {"foreign_bytes": GIB}, {}], "memory that is not the run's grew by 1.0 GiB on host b"),
         ([QUIET | {"processes": 2}, QUIET, {}], "2 more in the driver's list of processes on host a"),
         ([QUIET, {}, {}], UNKNOWN),
     ],
@@ -277,7 +277,7 @@ def test_a_stranger_of_another_container_on_an_h200_is_told():
     cell = "resnet50-none-gpus0-3aed586ddd/record.json"
     alone, beside = records.read(H200_X1 / cell), records.read(STRANGER / cell)
     assert judge(alone, ValidityLimits()).verdict == "valid"
-    grown = "memory that is not the cell's grew by 0.9 GiB"
+    grown = "memory that is not the run's grew by 0.9 GiB"
     assert grown in judge(beside, ValidityLimits()).codes["foreign_load_timed"]
     rates = [record.metrics["throughput/images_per_second"] for record in (alone, beside)]
     assert rates[1] < 0.95 * rates[0]

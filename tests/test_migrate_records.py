@@ -90,7 +90,7 @@ def test_a_check_that_had_nothing_to_look_at_is_told_apart_from_one_that_could_n
 ):
     reasons = {
         "replicas_differ": "one rank has nothing to agree with",
-        "throttled": "the GPUs were not sampled in the timed window",
+        "throttled": "clocks, power and memory of the GPUs were not read in the timed window",
         "wrong_gpu": "CPU workers have no GPU UUID" if changes else "no identity",
     }
     record = old_record(validity={"verdict": "valid", "codes": {}, "unchecked": reasons})

@@ -114,7 +114,7 @@ def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
 def test_a_wrong_option_is_one_sentence():
     for given, says in (
         ({"nsys_path": 3}, "profiler.nsys_path=3: expected text"),
-        ({"steps": 0}, "profiler.steps=0: expected integer 1 to"),
+        ({"steps": 0}, "profiler.steps=0: expected an integer from 1 to"),
         ({"steps": None}, "profiler.steps=null: expected integer"),
         (
             {"stepps": 3},

@@ -126,7 +126,7 @@ def test_every_benchmark_has_a_rehearsal(launch):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (("rehearse=99",), "rehearse=99: expected true, false or integer 1 to 64"),
+        (("rehearse=99",), "rehearse=99: expected true, false or an integer from 1 to 64"),
         (("-m", "rehearse=2,4"), "rehearse=2,4: rehearse takes one value; run 2 sweeps"),
         (
             ("rehearse=2", "nodes=a", "engine=ssh"),

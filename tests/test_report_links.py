@@ -69,15 +69,15 @@ def written(tmp_path_factory):
 
 def test_the_first_numbers_are_the_finding(written):
     assert sentences(open_study(written[0])) == [
-        "Copies between the host and 2 GPUs, in GB/s. All together: 60.0 in each direction when "
-        "both run together.",
+        "Copies between the host and 2 GPUs, in GB/s. All GPUs at once: 60.0 each way with "
+        "both directions at once.",
         "Busbw of the largest message on 2 GPUs: ALGO=Ring 5.00 GB/s; then the default 4.00 GB/s.",
         "Copies between 2 GPUs, the median of pairs: P2P enabled 38.0 GB/s one way.",
         "Jacobi on 2 GPUs: 2.00 s, 1.93 times as fast as one, efficiency 96.5\N{NO-BREAK SPACE}%.",
         "4 benchmarks ran on 2 GPUs of 4 × NVIDIA H200.",
     ]
     page = written[1].read_text()
-    assert "All together: 60.0 in each direction" in page
+    assert "All GPUs at once: 60.0 each way" in page
     assert 'id="scaling"' not in page and 'id="waterfall"' not in page, "nothing was trained"
     assert not re.search(r"</h2>\s*</section>", page), "a heading alone"
 

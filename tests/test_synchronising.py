@@ -143,7 +143,10 @@ def test_weights_that_are_equal_and_no_mean_are_invalid(forked):
         (["strategy=fsdp", "optimize=graph"], "optimize=graph: strategy=fsdp needs the host in"),
         (["strategy=fsdp", "precision=fp16"], "precision=fp16: works only with other strategies"),
         (["strategy=local_sgd", "optimize=graph"], "optimize=graph: strategy=local_sgd needs"),
-        (["strategy=local_sgd", "strategy.period=0"], "strategy.period=0: expected integer 1 to"),
+        (
+            ["strategy=local_sgd", "strategy.period=0"],
+            "strategy.period=0: expected an integer from 1 to",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_in_a_sentence(hydra, overrides, sentence):

@@ -63,7 +63,7 @@ STYLES = {"✓": "", "✗": "bold red", "○": "bold yellow"}  # of rows
 WIDE = 100  # columns of a terminal with room for DISPENSABLE
 DISPENSABLE = ("runs", "verdict")
 NOT_IN_TURN = (
-    "A and B were not measured in turn: heat, clocks or neighbours that change from one sweep to "
+    "A and B were not measured in turn: heat, clocks or other jobs that change from one sweep to "
     "the next look like a difference."
 )
 LOADED = {"foreign_cpu", "foreign_load", "noisy"}  # checks that other programs fail

@@ -55,7 +55,7 @@ INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"  #
 TAIL = "exchange after the last gradient"
 SLOWED = "backward slowed by the exchange"
 REST = "exposed, not explained"
-UNSEEN = "no step was traced; benchmark.calibrate=timeline does"
+UNSEEN = "no step was traced (benchmark.calibrate=timeline traces some)"
 UNSEEN_ALONE = "no GPU's steps were traced alone"
 UNSPLIT = (
     "no host was measured alone with all its GPUs: what is lost inside hosts and between them is "

@@ -193,7 +193,7 @@ def _joined(source: str, parts: Sequence[tuple[str, Trace]], names: Names) -> Tr
         )
     ranks = _numbered(source, parts, notes)
     if len(parts) > 1 and clocks == {None}:
-        notes.append("the files do not name their host: one host and one clock are assumed")
+        notes.append("the files do not name their host: one host is assumed, and one time of day")
     elif len(clocks) > 1:
         notes.append(
             "the files come from several hosts or reports, whose clocks differ: waiting times are "

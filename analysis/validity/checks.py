@@ -91,8 +91,8 @@ OTHER_CODES = {
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids. Only suspect for P2P_LEVEL: P2P over "
-        "a longer path than a level above NVL allows, or no P2P where the level allows it",
+        "NCCL connected GPUs in a way that a setting forbids. With P2P_LEVEL it is only suspect: "
+        "P2P over a longer path than the level allows (NVL apart), or no P2P where it is allowed",
         "Look at nccl/*.log of the run: another setting or a missing permission may override this "
         "one.",
     ),

@@ -243,7 +243,9 @@ def _changes(record: Record, facts: Mapping[str, float], limits: ValidityLimits)
 
 @check("suspect", "the times of the steps were rounded: {}", needs="grid_ms", since=7)
 def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
-    """all timed steps are whole multiples of 0.01 ms or more: above 0.01 % of the step"""
+    """step times look rounded: all are multiples of one unit, which is at least 0.01 ms and more
+    than 0.01 % of the step
+    """
     grid_ms, step_ms = record.checks["grid_ms"], record.metrics.get(STEP, math.inf)
     if grid_ms <= MOST_OF_GRID * step_ms:
         return None

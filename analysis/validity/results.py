@@ -193,9 +193,9 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
 def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange alone did not return the mean of known gradients. Allowed error in
-    the worst array: 10⁻⁴ in `benchmark=exchange`; in `throughput` n units in the last place, or the
-    rounding of what is sent
+    """the exchange alone did not return the mean of known gradients. Allowed relative
+    error of the worst array: 10⁻⁴ in `benchmark=exchange`; in training as many units in the last
+    place as there are ranks, or the rounding of what is sent
     """
     error, tolerance = record.checks.get("exchange_error"), record.checks.get("exchange_tolerance")
     if error is not None and tolerance is not None:
@@ -237,7 +237,7 @@ def weights_still(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "copies arrived with wrong data: {}")
 def copy_wrong(record: Record, _: ValidityLimits) -> Judgement:
-    """`benchmark=p2p`: a copy did not bring the pattern that was sent"""
+    """`benchmark=p2p`: the data that arrived are not the pattern that was sent"""
     if not record.checks.get("copies_compared"):
         if record.cell.benchmark["name"] == "p2p":
             return unchecked("no copy was compared")
@@ -514,8 +514,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the bytes counted for the gradient, for the exchange and for GB/s contradict each other, or
-    what the strategy's YAML declares
+    """the bytes counted for the gradient, for the exchange and for GB/s do not agree with each
+    other, or not with the strategy's YAML
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

@@ -79,10 +79,10 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """SM clocks differ. Suspect: while two GPUs train, one has a lower clock than the other, by
-    more than {clock_spread_limit} (twice that at the power cap), or a GPU in one phase falls that
-    far below its own highest clock without a reason. Finding: the clock differs from the baseline's
-    by more than {clock_change_limit}
+    """SM clocks differ. Suspect: the clocks of two training GPUs differ by more than
+    {clock_spread_limit}, at the power cap by twice that; or in one phase a GPU is that far below
+    its own highest clock, and the driver gives no reason. Finding: the clock differs from the
+    baseline's by more than {clock_change_limit}
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """
@@ -160,11 +160,15 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
     Cool the GPU, or look for what brakes its power, then run again.
     """
     if "gpu_samples" not in record.checks:
-        return unless_cpu(record, "the GPUs were not sampled in the timed window")
+        return unless_cpu(
+            record, "clocks, power and memory of the GPUs were not read in the timed window"
+        )
 
     def judge(samples: Samples, host: str) -> Judgement:
         if not samples.get("samples"):
-            return unchecked(f"the GPUs{host} were not sampled in the timed window")
+            return unchecked(
+                f"clocks, power and memory of the GPUs{host} were not read in the timed window"
+            )
         if not samples["reasons_known"]:
             return unchecked(f"the driver{host} does not report why it lowers clocks")
         phases = []

@@ -44,7 +44,7 @@ OPERATIONS = {
 DIRECTIONS = {
     "to_device": "to {}",
     "to_host": "from {}",
-    "both": "in each direction when both run together",
+    "both": "each way with both directions at once",
 }
 MOST_CURVES, SIZE_TICKS = 6, 4  # of the figure of collectives
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB")  # each 2^10 of the one before
@@ -135,7 +135,7 @@ def host_link(study: Study, findings: Findings) -> Section:
     )
     cells, devices = largest_cells(study, "host_link")
     parts = []
-    together = ("one", "One GPU at a time", "it"), ("all", "All together", "them")
+    together = ("one", "One GPU at a time", "it"), ("all", "All GPUs at once", "them")
     for prefix, words, whom in together:
         texts = []
         for name, direction in DIRECTIONS.items():
