@@ -141,7 +141,7 @@ def test_a_host_without_samples_is_unchecked_and_the_other_keeps_its_place(tmp_p
     checks = summary(folder)[1]
     assert checks["gpu_samples"]["phases"]["timed"]["sm_mhz"] == [None, 1960]
     found, unknown = codes(dataclasses.replace(record, checks=record.checks | checks))
-    assert found == {} and "on host a were not sampled" in unknown["throttled"]
+    assert found == {} and "on host a were not read" in unknown["throttled"]
     assert "of the CPU on host b was not sampled" in unknown["foreign_cpu"]
 
 

@@ -115,7 +115,7 @@ def test_a_wrong_option_is_one_sentence():
     for given, says in (
         ({"nsys_path": 3}, "profiler.nsys_path=3: expected text"),
         ({"steps": 0}, "profiler.steps=0: expected an integer from 1 to"),
-        ({"steps": None}, "profiler.steps=null: expected integer"),
+        ({"steps": None}, "profiler.steps=null: expected an integer"),
         (
             {"stepps": 3},
             "profiler.stepps=3: unknown option of profiler=nsys; did you mean profiler.steps=3",
