@@ -210,11 +210,11 @@ WRONG = {
     "~strategy._target_": f"~strategy._target_: {OF_A_FILE}",
     "++benchmark.code.refuse=os.system": "code.refuse stands in the YAML file of a benchmark only",
     "++strategy={_target_:os.system}": "stands in the file strategy/nccl_allreduce.yaml",
-    f"{IN_CONF}strategy=one_by_one strategy.scale=3": "strategy.scale=3: expected number",
+    f"{IN_CONF}strategy=one_by_one strategy.scale=3": "strategy.scale=3: expected a number",
     f"{IN_CONF}strategy=one_by_one strategy.size=3": "strategy.size=3: unknown option of",
     f"{IN_CONF}strategy=one_by_won": "strategy=one_by_won: did you mean one_by_one?",
     f"{IN_CONF}gpus=0,1,2 benchmark=barrier": "a barrier of three is too much for me",
-    f"{IN_CONF}benchmark=barrier benchmark.rounds=0": "benchmark.rounds=0: expected auto or integer",
+    f"{IN_CONF}benchmark=barrier benchmark.rounds=0": "benchmark.rounds=0: expected auto or an integer",
     "--config-dir nowhere strategy=none": "nowhere",
     "strategy.name=none": "expected the whole file, strategy=none, or a YAML of your own",
 }

@@ -97,7 +97,7 @@ def test_a_script_without_steps_has_the_rate_that_it_prints(hydra, folder):
         (["run=steps.py", "launcher=[nowhere,-n]"], "benchmark.launcher=nowhere: no such program"),
         (["run=steps.py", "rate=("], "is not a regular expression"),
         (["run=steps.py", "rate=a b"], "has 0 groups"),
-        (["run=steps.py", "samples=0"], "expected auto or integer 1"),
+        (["run=steps.py", "samples=0"], "expected auto or an integer"),
     ],
 )
 def test_a_script_that_cannot_be_started_is_refused(hydra, folder, asked, sentence):
