@@ -207,16 +207,19 @@ def options_apart(
         sides.append(requests)
     apart: dict[str, tuple[str, str]] = {}
     for name in dict.fromkeys(itertools.chain(*sides[0], *sides[1])):
-        before, after = (
-            dict.fromkeys(request.get(name, "not set") for request in side) for side in sides
-        )
+        values = []
+        for side in sides:
+            values.append(dict.fromkeys(request.get(name, "not set") for request in side))
+        before, after = values
         if before and after and not before.keys() & after.keys():
             apart[name] = (" or ".join(before), " or ".join(after))
     for group in ("strategy", "model", "benchmark"):  # options follow from the name
         if f"{group}.name" in apart:
-            values = apart[f"{group}.name"]
-            apart = {name: apart[name] for name in apart if not name.startswith(f"{group}.")}
-            apart = {group: values} | apart
+            chosen = {group: apart[f"{group}.name"]}
+            for name, each in apart.items():
+                if not name.startswith(f"{group}."):
+                    chosen[name] = each
+            apart = chosen
     return apart
 
 

@@ -144,8 +144,9 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
             answer = next(map(for_screen_and_phone, changes(compared)), None)
     maps = [section for section in content.sections if section.anchor == LINK_MAP]
     rest = [section for section in content.sections if section not in maps]
-    finding = [line for section in (*maps, between) for line in section.finding]
-    finding += content.finding
+    finding: list[str] = []
+    for part in (*maps, between, content):
+        finding += part.finding
     if maps:
         answer = None  # the map is
     if content.answer and answer:
