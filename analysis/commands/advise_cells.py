@@ -22,13 +22,13 @@ from analysis.commands.predict_cells import (
     devices_of,
     print_command,
     print_notes,
-    print_table,
     read_nccl,
     read_subsets,
     refuse_absent,
     shown,
     typed_choices,
 )
+from analysis.commands.terminal_tables import print_table
 from analysis.console import print_text
 from analysis.findings.comparisons import (
     FASTEST,
@@ -262,8 +262,8 @@ def run(arguments: argparse.Namespace) -> int:
         _print_advice(ranked, omitted)
         first = best(ranked)
         if first.standing != FASTEST:
-            more = ["repeats=5"] if first.runs else []
-            print_command(first.candidate, gpus, Path(arguments.study), *more)
+            repeats = ["repeats=5"] if first.runs else []
+            print_command(first.candidate, gpus, Path(arguments.study), *repeats)
     for model, why in refused.items():
         print_text(escape(f"No advice on {model}: {sentence(why)}"))
     return 0

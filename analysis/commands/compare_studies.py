@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     sides = open_inputs(inputs, QuickCheck().marked)
     result = differences(*sides)
     if not result.cells:
-        raise ValueError(_nothing_common(arguments, *sides, result))
+        raise ValueError(_nothing_common(arguments, sides, result))
     outcome = result.outcome(limit)
     if arguments.json:
         print(json.dumps(_as_json(sides, result, limit)))
@@ -120,20 +120,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _nothing_common(
-    arguments: argparse.Namespace,
-    first: Sequence[StudyInput],
-    second: Sequence[StudyInput],
-    result: Differences,
+    arguments: argparse.Namespace, sides: Sequence[Sequence[StudyInput]], result: Differences
 ) -> str:
     """Return what keeps the studies apart, and what to do."""
     line = (
         f"{arguments.a} and {arguments.b} have no configuration in common that is usable in both: "
     )
-    for name, why in (result.only_first | result.only_second).items():
+    for name, why in {**result.only_first, **result.only_second}.items():
         if why:
             return f"{line}of {name} one study has no usable run ({why}); measure it again"
     parts = []
-    for option, (before, after) in options_apart(first, second).items():
+    for option, (before, after) in options_apart(*sides).items():
         parts.append(f"{option} ({before}, {after})")
     reason = f"they differ in {join_words(parts, 3)}" if parts else "every one differs in an option"
     options = "it" if len(parts) == 1 else "them"

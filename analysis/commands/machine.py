@@ -118,8 +118,8 @@ def _run_topology(arguments: argparse.Namespace) -> None:
         rows.append(row)
     out = console()
     print_table(Table.of("", f"topology ({topology.source})", columns, rows))
-    for words, gpus in near.items():
-        out.print(f"{words}: {', '.join(gpus)}")
+    for where, gpus in near.items():
+        out.print(f"{where}: {', '.join(gpus)}")
     pairs_of: dict[str, list[tuple[int, int]]] = {}
     for a, b in combinations(topology.gpus, 2):
         pairs_of.setdefault(topology.link_between(a, b), []).append((a, b))

@@ -216,9 +216,9 @@ def options_apart(
     for group in ("strategy", "model", "benchmark"):  # options follow from the name
         if f"{group}.name" in apart:
             chosen = {group: apart[f"{group}.name"]}
-            for name, each in apart.items():
+            for name, ends in apart.items():
                 if not name.startswith(f"{group}."):
-                    chosen[name] = each
+                    chosen[name] = ends
             apart = chosen
     return apart
 

@@ -145,8 +145,9 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
     maps = [section for section in content.sections if section.anchor == LINK_MAP]
     rest = [section for section in content.sections if section not in maps]
     finding: list[str] = []
-    for part in (*maps, between, content):
-        finding += part.finding
+    for section in (*maps, between):
+        finding += section.finding
+    finding += content.finding
     if maps:
         answer = None  # the map is
     if content.answer and answer:
