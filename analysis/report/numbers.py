@@ -43,6 +43,12 @@ def of_metric(name: str) -> NumberFormat:
     return NumberFormat(decimals=entry.decimals)
 
 
+def two_digits(rate: float) -> str:
+    """Return a rate without digits that nobody knows: `1,100`, `5.3`."""
+    rounded = float(f"{rate:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
+
+
 def number(
     value: float | None, kind: str | NumberFormat = "number", width: float | None = None
 ) -> str:

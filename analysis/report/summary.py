@@ -24,7 +24,7 @@ from analysis.report.main_point import (
     points_of,
     ranking_of,
 )
-from analysis.report.numbers import THIN, central, estimate, interval, number, texts
+from analysis.report.numbers import THIN, central, estimate, interval, number, texts, two_digits
 from analysis.report.report_files import batch_of
 from analysis.report.section import (
     RATE,
@@ -243,10 +243,10 @@ def answer(study: Study, main: CurvePoint) -> str:
     line = f"{devices} {verb} {single_line(subject, 120)}"
     rate, ends = texts(point.rate, "rate")
     if point.suspect:
-        rate = f"about {_two_digits(point.rate.value)}"  # no digits that nobody knows
+        rate = f"about {two_digits(point.rate.value)}"  # no digits that nobody knows
     line += f" at {rate} images/s"
     if ends and point.suspect:
-        ends = f"{_two_digits(point.rate.low or 0.0)} to {_two_digits(point.rate.high or 0.0)}"
+        ends = f"{two_digits(point.rate.low or 0.0)} to {two_digits(point.rate.high or 0.0)}"
     if ends:
         line += f" ({ends})"
     if point.efficiency is None:
@@ -255,11 +255,6 @@ def answer(study: Study, main: CurvePoint) -> str:
         return f"{line}, an efficiency of about {100 * point.efficiency.value:.0f}{THIN}%."
     share = replace(point.efficiency, value=float(point.efficiency.value))
     return f"{line}, an efficiency of {estimate(share, 'share')}."
-
-
-def _two_digits(value: float) -> str:
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
 def definition(point: Point) -> str:

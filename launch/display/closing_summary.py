@@ -15,7 +15,7 @@ from analysis.cost import MEASURING
 from analysis.findings.communication import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
-from analysis.report.numbers import THIN, number
+from analysis.report.numbers import THIN, number, two_digits
 from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.names import BETWEEN, of_unit, unit_of_cells
 from analysis.study.noise_floor import is_suspect
@@ -216,7 +216,7 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
         if all(map(is_suspect, runs.records)):
             style = "dim"
             if rate:
-                texts[COLUMNS[0]] = f"~{float(f'{rate:.2g}'):,.0f}"  # no digits that nobody knows
+                texts[COLUMNS[0]] = f"~{two_digits(rate)}"  # no digits that nobody knows
         elif standing in (TIED, SLOWER):
             texts[AGAINST] = f"{number(behind, 'change')}, {standing}"
         elif standing == FASTEST:
