@@ -117,7 +117,7 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """Name beside other sweeps of the study: `4 cells · 2026-11-21 10:31`, in local time."""
+        """Name beside other sweeps of the study: `4 runs · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
         return f"{count(self.cells, 'run')} · {moment}"
 

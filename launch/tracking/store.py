@@ -6,6 +6,7 @@ new file appears whole or not at all.
 """
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -94,6 +95,11 @@ def sqlite_file(uri: str) -> Path | None:
     if not path or path == ":memory:" or path.startswith("file:"):
         return None
     return Path(path)
+
+
+def missing_pages() -> str:
+    """Return the command that installs the pages of MLflow; empty where they are."""
+    return "" if importlib.util.find_spec("flask") else "pip install -e '.[ui]'"
 
 
 def not_a_store(file: Path) -> str:

@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -480,7 +479,8 @@ class MlflowWriter:
             what += f" --experiment {shlex.quote(self._tracking.experiment)}"
         if self._failed:
             return [f"MLflow   incomplete; to complete it: python -m launch sync {what}"]
-        needs = "" if find_spec("flask") else "   (needs: pip install -e '.[ui]')"
+        missing = store.missing_pages()
+        needs = f"   (needs: {missing})" if missing else ""
         return [f"MLflow   python -m launch ui {what}{needs}"]
 
     def _log(self, tracker: Tracker, records: Sequence[Record]) -> None:

@@ -4,7 +4,6 @@ The server ends with the command, and answers to this machine alone.
 """
 
 import contextlib
-import importlib.util
 import os
 import shlex
 import signal
@@ -67,8 +66,9 @@ def show(folder: Path, tracking: Tracking) -> int:
     if uri.startswith(("http://", "https://")):  # a server that runs already
         _open(f"{without_credentials(uri).rstrip('/')}{page}")
         return 0
-    if importlib.util.find_spec("flask") is None:
-        raise ValueError("the pages of MLflow are not installed: pip install -e '.[ui]'")
+    missing = store.missing_pages()
+    if missing:
+        raise ValueError(f"the pages of MLflow are not installed: {missing}")
     with _server(uri) as address:
         _open(f"{address}{page}")
         print("Ctrl-C ends it", flush=True)
