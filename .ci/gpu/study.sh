@@ -69,8 +69,7 @@ study_compiled() {
   # (2.5 minutes, then 30 s): GPUS="0,1" leaves one GPU alone out.
   # Fills "CUDA graphs", the columns compile and compile_graph, and "Scaling", Inception-v3 compiled on two GPUs.
   local studies=() batches commas gpus study
-  export TORCHINDUCTOR_CACHE_DIR=$out/.compiled TRITON_CACHE_DIR=$out/.compiled/triton
-  [ "${SHOW:-}" ] || mkdir -p -m 700 "$out/.compiled"
+  compiled_in_out
   batches=${BATCHES:-$(small 256,128,64,32,16 16,8)}
   OPTIMIZE=$compile step 200 before bash "$script" compile_before "$out" "$model" ${batches//,/ }
   for gpus in ${GPUS:-0,1 0}; do
@@ -149,8 +148,7 @@ study_rewritten() {
   # Fills a table of answers and seconds. Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.
   local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
   local ways="optimize=$(small eager,graph,compile,compile_graph,max eager,compile)"
-  export TORCHINDUCTOR_CACHE_DIR=$out/.compiled TRITON_CACHE_DIR=$out/.compiled/triton
-  [ "${SHOW:-}" ] || mkdir -p -m 700 "$out/.compiled"
+  compiled_in_out
   LINES_SHOWN=30
   cells 170 before "${common[@]}" "optimize=$(small compile,compile_graph,max compile)"
   sweep 250 asked_way "${common[@]}" "$ways" ask=fastest margin=1%
@@ -375,6 +373,11 @@ study_x8_forecasts() {
 
 small() {  # LARGE SMALL: the value for GPUs, or the one for SMALL=1
   if [ "${SMALL:-}" ]; then echo "$2"; else echo "$1"; fi
+}
+
+compiled_in_out() {  # keep compiled code in $out, where no earlier study left any
+  export TORCHINDUCTOR_CACHE_DIR=$out/.compiled TRITON_CACHE_DIR=$out/.compiled/triton
+  [ "${SHOW:-}" ] || mkdir -p -m 700 "$out/.compiled"
 }
 
 step() {  # SECONDS NAME COMMAND...: run a command for so many seconds at most. Its output is in $out/NAME.txt, its end is shown
