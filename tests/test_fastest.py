@@ -151,9 +151,8 @@ def test_a_layer_in_another_form_gives_the_same_numbers(window, stride, padding,
 @pytest.mark.gpu
 def test_on_a_gpu_compiled_steps_train_as_before(monkeypatch):
     resnet = pytest.importorskip("torchvision.models.resnet")
-    monkeypatch.setattr(
-        torch.backends.cudnn, "allow_tf32", False
-    )  # or the reference is not a float32
+    # Else the reference is not computed in float32.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     with torch.device("cuda"):
         convolution = nn.Conv2d(3, 64, 7, 2, 3, bias=False)

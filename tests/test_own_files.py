@@ -232,7 +232,7 @@ def enter_store_lock(root):
 
 
 LEFT = "is left as it is"
-UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no|not a) .*\)"
+UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is a|is not a|has a|has no) .*\)"
 # Who writes a file, by its path: how, and what is raised with which words.
 CALLERS = {
     "s/journal.jsonl": (lambda root: StudyFolder(str(root), "s"), Refused, UNWRITABLE),
