@@ -279,12 +279,12 @@ def launch(monkeypatch, tmp_path, memory_needed):
 
 
 @contextlib.contextmanager
-def shared_folder(tmp_path_factory, name):
-    """Yield a folder that pytest-xdist's processes share, with a lock on it."""
+def shared_folder(tmp_path_factory, name, part="lock"):
+    """Yield a folder that pytest-xdist's processes share, with a lock on a part of it."""
     folder = tmp_path_factory.getbasetemp()  # each process has one in the same folder
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
     folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with (folder / part).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
@@ -312,8 +312,8 @@ def forked(tmp_path_factory, request):
         assert servers[0].stdout.readline() == "done\n", "forked_ranks has ended"
 
     def read(name):
-        with shared_folder(tmp_path_factory, "forked") as folder:
-            names = [name] if few else next(group for group in GROUPS if name in group)
+        names = [name] if few else next(group for group in GROUPS if name in group)
+        with shared_folder(tmp_path_factory, "forked", f"{next(iter(names))}.lock") as folder:
             missing = [name for name in names if not any(folder.glob(f"{name}-*"))]
             if missing:
                 run(folder, missing)

@@ -25,10 +25,12 @@ DATA = Path(__file__).parent / "data"
 @pytest.fixture(scope="session")
 def study(forked, tmp_path_factory):
     """A study of every cell that forked ranks measured, of every benchmark."""
+    cells = []
     for name in ("measuring", *EXCHANGE, *COLLECTIVE, *HOST_LINK, *JACOBI, *P2P):
         forked(name)
+        cells += sorted((forked.folder / name).glob("**/cells/*"))
     folder = tmp_path_factory.mktemp("forked-study")
-    for number, cell in enumerate(sorted(forked.folder.glob("**/cells/*"))):
+    for number, cell in enumerate(cells):
         shutil.copytree(cell, folder / f"{number:03d}")
         write_record(CellFolder(folder / f"{number:03d}"), number)
     return folder
