@@ -25,6 +25,8 @@ from launch.machine.facts import RECORDED
 from launch.machine.fleet import Fleet, Host
 from launch.study.study_folder import ProcessIdentity, Sweep
 
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
 BENCHMARK = {
     "name": "throughput",
     "min_iterations": 4,
@@ -157,9 +159,10 @@ def several_hosts_cells(hosts, gpus):
     return {name: changed_cell(cell, **placed) for name, cell in cells.items()}
 
 
-H200_X4 = Path(__file__).parent / "data" / "h200_x4"
 REAL = json.loads(
-    (H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text()
+    (
+        DATA / "h200_x4/scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json"
+    ).read_text()
 )
 REAL_IMAGES = REAL["metrics"]["throughput/images"]
 EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
@@ -390,7 +393,6 @@ def tracked_runs(tracker):
     return {run.info.run_name: run for run in tracker._client.search_runs([tracker._experiment])}
 
 
-ROOT = Path(__file__).parent.parent
 GPUS = [
     {
         "id": number,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import make_record
+from build import DATA, make_record
 
 from analysis.__main__ import main
 from analysis.commands.advise_cells import is_as_fast, rank
@@ -28,7 +28,6 @@ from analysis.topology.readers import read_topology
 from benchmarks.record import write
 from benchmarks.record.folder import CellFolder
 
-DATA = Path(__file__).parent / "data"
 WATERFALL, SETTINGS = DATA / "h200_x4" / "waterfall", DATA / "h200_x4" / "settings_again"
 DGX1 = str(DATA / "topo_dgx1_v100.txt")
 LOC = {"NCCL_P2P_LEVEL": "LOC"}

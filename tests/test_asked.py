@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
-from build import make_cell, run_of
+from build import ROOT, make_cell, run_of
 
 from analysis.study.asked import Asked, answer, is_answered, questions_of, replay
 from analysis.study.noise_floor import Scatter
 from benchmarks.record import Failure, Validity, read_study
 from conf.question import DIFFERS, FASTEST, SCALES, Question
 
-ROOT = Path(__file__).parent.parent
 REFUSED = [
     (["ask=quickest"], "ask=quickest: expected fastest, differs, scales or gains"),
     (["ask=fastest"], "ask=fastest: there is one candidate, resnet50 · nccl_allreduce · gpus 0,1"),

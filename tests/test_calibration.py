@@ -4,10 +4,9 @@ import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from build import BENCHMARK, make_cell, options_of
+from build import BENCHMARK, ROOT, make_cell, options_of
 from calibrating import BUCKETS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STRATEGIES
 from derived_results import write_record
 
@@ -16,7 +15,6 @@ from benchmarks.record import CellFolder, read, read_lines, read_study
 from benchmarks.training import derive as derive
 from conf.cell import Cell
 
-ROOT = Path(__file__).parent.parent
 LINES = ROOT / "tests" / "data" / "raw_lines" / "h200_x2"
 CAP_BYTES = BUCKETS["bucket_cap_mb"] * (1 << 20)
 MOMENTS = ("forward_ms", "backward_ms", "exchange_ms", "update_ms")

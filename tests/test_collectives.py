@@ -6,12 +6,11 @@ import itertools
 import random
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from build import composed_cell, make_cell
+from build import DATA, ROOT, composed_cell, make_cell
 from hypothesis import given
 from hypothesis import strategies as some
 from rank_cases import OTHER_COLLECTIVES, SHORT
@@ -34,8 +33,6 @@ from benchmarks.timing import c_calls, statistics
 from benchmarks.timing.clock import SpinBarrier
 from conf.options import Refused
 
-ROOT = Path(__file__).parent.parent
-DATA = Path(__file__).parent / "data"
 COMPILERS = [
     pytest.param(None, marks=pytest.mark.needs("compiler"), id="C"),
     pytest.param("/nowhere/cc", id="Python"),

@@ -2,11 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from build import record, study
+from build import DATA, record, study
 from coverage import across_studies, study_of_six
 from slower import slower_study
 
@@ -17,7 +16,6 @@ from analysis.study.noise_floor import FILE, as_json
 from analysis.study.study import open_study
 from analysis.study.study_inputs import StudyPath, open_inputs
 
-DATA = Path(__file__).parent / "data"
 FIRST, AGAIN = (
     DATA / "h200_x2" / "scaling",
     DATA / "h200_x2" / "strategies",

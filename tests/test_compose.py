@@ -3,10 +3,10 @@
 import os
 import signal
 import sys
-from pathlib import Path
 
 import hydra
 import pytest
+from build import ROOT
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from conf import command_line, schema
 from launch import compose
 
-ROOT = Path(__file__).parent.parent
 COMMANDS = (
     "gpus=0,3 seed=1 global_batch_size=8",
     "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.other.NCCL_WIN_ENABLE=1 repeats=3",

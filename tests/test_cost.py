@@ -3,9 +3,9 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
+from build import DATA
 
 from analysis.__main__ import main
 from analysis.commands import report as command
@@ -13,7 +13,6 @@ from analysis.console import SafeConsole
 from analysis.cost import CellCost, measuring_seconds, parts
 from analysis.report.sections.conditions_section import together
 
-DATA = Path(__file__).parent / "data"
 MEASURED = DATA / "h200_x1" / "fastest_long"
 
 

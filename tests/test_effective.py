@@ -1,10 +1,9 @@
 """Requested against effective: every code where it is planted, and nowhere else."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-from build import make_cell, make_record
+from build import DATA, make_cell, make_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from analysis.validity.nccl_settings import (
 )
 from conf.nccl import ALGORITHMS, allowed, level_word
 
-DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
 
 

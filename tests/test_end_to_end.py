@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from build import BUSY, files_with_auto, without_entry
+from build import BUSY, ROOT, files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
 from analysis.study.asked import answer, is_answered, questions_of, replay
 from benchmarks.record import read_lines, read_study
 
-ROOT = Path(__file__).parent.parent
 SMALL = [
     "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5", "benchmark.min_iterations=3",
     "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",

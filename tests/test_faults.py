@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from build import changed_cell, make_cell
+from build import ROOT, changed_cell, make_cell
 
 from benchmarks import record as records
 from benchmarks.agent import processes
@@ -20,7 +19,6 @@ from trainers.kvstore.buckets import Array
 from trainers.kvstore.shared_memory import KvstoreConfig, SharedMapping
 from trainers.memory import new_path
 
-ROOT = Path(__file__).parent.parent
 # What a launcher knows of an attempt before it starts.
 DETAILS = {"study": "s", "sweep_id": "c" * 32, "overrides": [], "drift": False, "environment": {}}
 # What a launcher finds that others left, without ranks.

@@ -5,10 +5,9 @@ import math
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
-from build import make_record, without_entry
+from build import DATA, ROOT, make_record, without_entry
 from scipy import stats
 from simulate import ForecastMachine, ForecastTruth
 
@@ -40,8 +39,6 @@ from conf.schema import ValidityLimits
 from launch.study.background import Forecasts
 from launch.tracking.mlflow_run import project
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "tests" / "data"
 LIMITS = ValidityLimits()
 SHORT = """
     gpus=0,1 model=fmnist_cnn batch_size=2,4 predict=auto noise_pairs=0 tracking=none report=false

@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from build import ROOT
 
 from analysis import open_study
 from analysis.__main__ import main
@@ -18,7 +18,6 @@ from conf.options import Refused
 from launch.__main__ import main as launch_main
 from launch.study.study_folder import assemble
 
-ROOT = Path(__file__).parent.parent
 CELL = ROOT / "tests/data/h200_x2/eager_a/resnet50-nccl_allreduce-gpus0-1-b00fa85d23"
 OBEYED = "obeyed"
 MODULE = f"open(__file__ + '.{OBEYED}', 'w')\ndef f(*a, **k): open(__file__ + '.{OBEYED}', 'w')\n"

@@ -11,13 +11,12 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from build import changed_cell, make_cell, strategy_of
+from build import ROOT, changed_cell, make_cell, strategy_of
 from hydra import compose
 from omegaconf import OmegaConf
 
@@ -31,7 +30,6 @@ from conf.resolve import checked, resolve
 from trainers import cuda_graph, step
 from trainers.step import Training
 
-ROOT = Path(__file__).parent.parent
 MORE_MEMORY = 1.1  # of what is reserved, from one training to the next
 WRONG = {check.code for check in CHECKS if check.severity == "invalid"} - {"foreign_load"}
 SHARDED, NONE = {"name": "kvstore_device"}, {"name": "none"}

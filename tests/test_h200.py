@@ -3,10 +3,10 @@
 What findings say of these records is in tests/golden.
 """
 
-from pathlib import Path
 from statistics import median
 
 import pytest
+from build import DATA
 
 from analysis.native.nccl_tests import parse_nccl_tests
 from analysis.native.p2p import read_p2p
@@ -16,7 +16,6 @@ from analysis.trace.trace_summary import summarize, trace_metrics
 from benchmarks.record import read as read_record
 from benchmarks.record import read_study
 
-DATA = Path(__file__).parent / "data"
 PLACEMENTS = ("out_of_place", "in_place")
 LARGE = 64 << 20  # bytes of a message that takes its time on the wires
 

@@ -6,9 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from build import ROOT
 
 from analysis.__main__ import COMMANDS
 from analysis.__main__ import main as analysis
@@ -19,7 +19,6 @@ from conf.schema import Config, Request
 from launch.help import about_choice, option_rows
 from launch.plan.refusals import refuse_nested, refuse_several_values
 
-ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 

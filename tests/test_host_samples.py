@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from build import ROOT
 
 from analysis.validity.check import unchecked
 from analysis.validity.checks import judge
@@ -26,7 +27,6 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
 from conf.schema import ValidityLimits
 
-ROOT = Path(__file__).parent.parent
 RAW = (
     ROOT / "tests" / "data" / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 )

@@ -6,16 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import faults_table
 import pytest
+from build import ROOT
 from conftest import IN_NAMESPACES, lacking
 from faults_seen import record_outcomes
 
 from benchmarks.record import read_study
 
-ROOT = Path(__file__).parent.parent
 ON_HOSTS = ROOT / "tests" / "on_hosts.py"
 FAULTS = ROOT / "tests" / "faults_launchers.py"
 FAULTS_HOSTS = ROOT / "tests" / "faults_hosts.py"

@@ -6,6 +6,7 @@ import types
 from pathlib import Path
 
 import pytest
+from build import DATA
 
 from analysis import input_files
 from analysis.__main__ import main
@@ -15,7 +16,6 @@ from analysis.nccl.log import parse_nccl_log
 from analysis.topology.nvml import cpu_list
 from analysis.topology.readers import parse_topology_text, parse_topology_xml
 
-DATA = Path(__file__).parent / "data"
 READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"])
 
 

@@ -6,9 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
+from build import ROOT
 from conftest import IN_NAMESPACES
 
 from analysis.console import SafeConsole
@@ -18,7 +18,6 @@ from conf.schema import Engine
 from launch.engines import inside_job
 from launch.engines.inside_job import JOB_TOKEN, gather, place
 
-ROOT = Path(__file__).parent.parent
 SOON = Engine(name="env", start_timeout_s=200.0)
 SLURM = {"SLURM_JOB_ID": "71", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "4"}
 AT = {"MASTER_ADDR": "10.0.0.5"}

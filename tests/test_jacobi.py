@@ -5,11 +5,10 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from build import composed_cell
+from build import ROOT, composed_cell
 from hypothesis import given
 from hypothesis import strategies as some
 from rank_cases import ASKED, KERNELS
@@ -21,7 +20,6 @@ from benchmarks.record import read_study
 from benchmarks.request import Room, refuse
 from conf.options import Refused
 
-ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 # jacobi_memcpy's lines, as the documents hold them.
 LINES = (

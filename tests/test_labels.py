@@ -2,9 +2,9 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
+from build import DATA
 from simulate import Simulator, Truth
 
 from analysis.findings import comparisons, scaling, waterfall
@@ -16,7 +16,6 @@ from analysis.study import names as labels
 from analysis.study.study import Study
 from benchmarks.record import read_study
 
-DATA = Path(__file__).parent / "data"
 STUDIES = sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir())
 TEXTS = ("label", "setting", "first", "second", "asked", "refusals", "unsaid", "why", "cells")
 

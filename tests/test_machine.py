@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from build import ROOT
 
 import trainers.process
 from analysis.validity.gpu_samples import summary
@@ -19,8 +20,6 @@ from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
 from launch.study.background import StudyReport
 from launch.supervision.watch import Watch
-
-ROOT = Path(__file__).parent.parent
 
 
 def in_control_groups(folder, monkeypatch, groups, files):

@@ -1,15 +1,11 @@
 """The table of metrics: it names every metric that anything logs."""
 
 import re
-from pathlib import Path
 
-from build import without_entry
+from build import DATA, without_entry
 
 from benchmarks.record import metrics, read
 from benchmarks.record.metrics import METRICS
-
-ROOT = Path(__file__).parent.parent
-DATA = Path(__file__).parent / "data"
 
 
 def test_the_table_has_every_metric_of_the_records_of_gpus():

@@ -4,14 +4,12 @@ import copy
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from build import REAL
+from build import REAL, ROOT
 
 from benchmarks.record import RecordError, read
 
-ROOT = Path(__file__).parent.parent
 OLD_METRICS = {
     "throughput/images_per_second": 9000.5, "throughput/ci_low": 8999.5, "throughput/ci_high": 9001.5,
     "comm/exposed_ms": 0.7, "comm/exposed_ms_ci_low": 0.6, "comm/exposed_ms_ci_high": 0.8,

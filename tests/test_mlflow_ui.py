@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from build import ROOT
 
 from analysis.report.build import report
 from benchmarks.record import read_study
@@ -22,7 +23,6 @@ from conf.schema import Tracking
 from launch.tracking.mlflow_run import page_of
 from launch.tracking.tracker import Tracker, sync
 
-ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data" / "h200_x4"
 WIDTH, HEIGHT = 1500, 900
 PANEL = 1158  # pixels from the left, where MLflow's assistant begins

@@ -1,10 +1,10 @@
 """The networks: sizes against published ones, gradients, auxiliary heads, precision and batches."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
+from build import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -18,7 +18,6 @@ from conf.resolve import checked, resolve
 from trainers import models
 from trainers.batches import synthetic
 
-ROOT = Path(__file__).parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
 CPU = torch.device("cpu")
 # Parameters by torchvision's documentation; arrays and elements without batch norm's, as MXNet's

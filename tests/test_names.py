@@ -1,15 +1,13 @@
 """Names of cells tell every option that a sweep varies, so no two cells of it have the same name."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-from build import changed_cell, make_cell
+from build import DATA, changed_cell, make_cell
 
 from analysis.study.names import varying, with_what_differs
 from benchmarks.record import read_study
 
-DATA = Path(__file__).parent / "data"
 STUDIES = sorted({path.parents[1] for path in DATA.glob("h200_x*/*/*/record.json")})
 CHANGED = {
     str: lambda text: f"{text}x",

@@ -6,15 +6,14 @@ with and without prefixes), is in tests/golden/nccl_log.txt.
 
 import random
 import re
-from pathlib import Path
 
 import pytest
+from build import DATA
 from damage import differences
 
 from analysis.input_files import UnreadableInput
 from analysis.nccl.log import parse_nccl_log
 
-DATA = Path(__file__).parent / "data"
 DIALECTS = sorted((DATA / "nccl_dialects").glob("*.log"))
 # What follows from how much of a log is there.
 FOLLOWS = ("/processes", "/announced_by/.*", "/env_logged", "/channels_from", "/nics/.*")

@@ -7,16 +7,15 @@ only where its table is certain), is in tests/golden/nccl_tests.txt.
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
+from build import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.input_files import UnreadableInput
 from analysis.native.nccl_tests import parse_nccl_tests
 
-DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
 H200 = (DATA / "nccl_tests_h200_x8.txt").read_text()
 SHARP = (DATA / "nccl_tests_sharp_cluster.txt").read_text()

@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import os
-from pathlib import Path
 
 import pytest
-from build import make_cell, tracked_record
+from build import DATA, make_cell, tracked_record
 from hydra import compose
 from omegaconf import OmegaConf
 
@@ -26,8 +25,6 @@ from launch.plan.order import PlannedCell
 from launch.plan.plan import Request, plan
 from launch.tracking import mlflow_run
 from launch.tracking.mlflow_run import project
-
-DATA = Path(__file__).parent / "data"
 
 
 def refuses(says, call, *arguments, **named):

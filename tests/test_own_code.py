@@ -6,9 +6,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
+from build import ROOT
 from own_user import QUIET, SHORT, import_own_code_here, records_of, user
 
 from analysis.__main__ import main as analysis
@@ -19,7 +19,6 @@ from conf.options import Refused
 from conf.targets import locate, locate_without_torch, sha256_of_foreign_code, source_file
 from trainers import models
 
-ROOT = Path(__file__).parent.parent
 FILES = ROOT / "tests" / "data" / "own_code"  # src/my_package, and conf with its YAML
 CONF = "--config-dir=conf"
 BARRIER = (CONF, "gpus=0,1", "benchmark=barrier", "tracking=none", "validity.foreign_cpu_limit=1")

@@ -5,10 +5,9 @@ import functools
 import os
 import stat
 import time
-from pathlib import Path
 
 import pytest
-from build import make_cell
+from build import ROOT, make_cell
 
 from analysis.report.report_files import write_folder
 from benchmarks.agent import processes
@@ -299,7 +298,6 @@ def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
 
 # --- no other module writes by itself -------------------------------------------------------------
 
-ROOT = Path(__file__).parent.parent
 MAKING = {
     "FileLock", "NamedTemporaryFile", "TemporaryDirectory", "chmod", "copy2", "copyfile",
     "copytree", "export_chrome_trace", "ftruncate", "hardlink_to", "link", "makedirs", "mkdir",

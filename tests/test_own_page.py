@@ -4,11 +4,10 @@ import re
 import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
-from build import make_cell
+from build import ROOT, make_cell
 from own_user import QUIET, SHORT, import_own_code_here, records_of, user
 
 from analysis.__main__ import main
@@ -22,7 +21,6 @@ from conf.cell import Network
 from launch.plan import own_code
 from launch.plan.own_code import STRATEGY, Call, own_calls
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "trainers" / "OWN.md").read_text(encoding="utf-8")
 FILES = {name: text for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)}
 COMMANDS = re.findall(r"^    python launch\.py (.*)$", PAGE, re.MULTILINE)

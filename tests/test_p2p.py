@@ -3,9 +3,9 @@
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
+from build import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,6 @@ from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.native.p2p import parse_matrices
 
-DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
 
 

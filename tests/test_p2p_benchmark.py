@@ -8,7 +8,6 @@ import itertools
 import math
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,7 +31,6 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import Room, refuse
 from conf.options import Refused
 
-DATA = Path(__file__).parent / "data"
 NAMES = [
     "unidirectional_disabled", "unidirectional_enabled", "unidirectional_enabled_reads",
     "bidirectional_disabled", "bidirectional_enabled",

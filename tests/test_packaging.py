@@ -13,13 +13,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from build import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Modules of benchmarks that processes without torch use.
 WITHOUT_RANKS = (

@@ -3,10 +3,9 @@
 import csv
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
-from build import EVIL, record, study
+from build import DATA, EVIL, record, study
 
 from analysis.report.build import examine
 from analysis.report.report_files import BIBTEX, Report, write
@@ -14,7 +13,6 @@ from analysis.report.section import Section
 from analysis.report.table import Column, Table, latex
 from analysis.study.intervals import Estimate
 
-DATA = Path(__file__).parent / "data"
 STUDIES = ("h200_x2/links", "h200_x4/settings", "h200_x4/waterfall")
 
 

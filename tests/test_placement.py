@@ -3,10 +3,10 @@
 import json
 import random
 from itertools import combinations, permutations, product
-from pathlib import Path
 
 import numpy as np
 import pytest
+from build import DATA
 from scipy.optimize import linprog
 
 from analysis.__main__ import main
@@ -24,7 +24,6 @@ from analysis.topology.placement import (
 )
 from analysis.topology.readers import parse_topology_text
 
-DATA = Path(__file__).parent / "data"
 DGX1, PCIE, H200 = (
     parse_topology_text((DATA / f"topo_{name}.txt").read_text())
     for name in ("dgx1_v100", "a100_pcie_x4", "h200_x8")

@@ -5,10 +5,9 @@ import functools
 import itertools
 import socket
 import sys
-from pathlib import Path
 
 import pytest
-from build import environment
+from build import ROOT, environment
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -26,7 +25,6 @@ from launch.machine.devices import Device, Machine, look
 from launch.plan.order import PlannedCell, choose_replicates, known_freedom, ordered
 from launch.plan.plan import Request, plan
 
-ROOT = Path(__file__).parent.parent
 DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")
 H200 = str(ROOT / "tests" / "data" / "topo_h200_x8.txt")
 ON_DGX1 = [f"topology={DGX1}", "dry_run=true", "noise_pairs=0"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import steps
+from build import DATA, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +56,6 @@ from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
 from conf import groups
 
-DATA = Path(__file__).parent / "data"
 STUDIES = sorted({path.parent.parent for path in DATA.glob("h200_*/*/*/record.json")})
 OF_SEVERAL_GPUS = [path for path in STUDIES if path.parent.name != "h200_x1"]
 STRATEGIES = str(DATA / "h200_x4" / "strategies")

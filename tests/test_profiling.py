@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from build import make_cell, make_record
+from build import ROOT, make_cell, make_record
 from traces import GEMM, REDUCE, make_export, two_ranks
 
 from analysis.findings.communication import disagreement
@@ -39,7 +39,6 @@ from launch.profiled_pass import checked
 from launch.run_cell import CellRunner
 from launch.study.run_environment import RunEnvironment
 
-ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
 SECRET = "planted-hunter2"
 # Names and values that must not reach a report, and what must.

@@ -8,10 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from build import make_record
+from build import ROOT, make_record
 
 from benchmarks.record import (
     SCHEMA_VERSION,
@@ -26,8 +25,6 @@ from benchmarks.record import (
     write,
 )
 from conf.cell import Cell
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("servers", [-1, 10**9, "2", True])

@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from build import EVIL, record, study
+from build import EVIL, ROOT, record, study
 from pages import widths
 from simulate import Simulator, Truth
 
@@ -38,7 +38,6 @@ from analysis.study.names import shared_name, short_names
 from analysis.study.study import Study, open_study
 from launch.display.columns import verdict
 
-ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"
 NOTHING_UNCHECKED = {"unchecked": {}, "limits": {}, "not_applicable": {}}
 

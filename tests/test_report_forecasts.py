@@ -1,17 +1,15 @@
 """The report's section on forecasts: of cells that were forecast before they ran."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
+from build import DATA
 from simulate import ForecastMachine
 
 from analysis.findings.examine import findings_of
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.sections.scaling_section import forecasts
 from analysis.study.study import Study, open_study
-
-DATA = Path(__file__).parent / "data"
 
 
 def section(study):

@@ -1,7 +1,6 @@
 """What a report tells of benchmarks that train nothing; tables come from records, so anything may be in them."""
 
 import re
-from pathlib import Path
 
 import pytest
 from build import EVIL, record, study
@@ -16,7 +15,6 @@ from analysis.report.figure import style
 from analysis.study.intervals import Estimate
 from analysis.study.study import open_study
 
-DATA = Path(__file__).parent / "data"
 UNTRAINED = {
     "model": {"name": "none", "builder": "none"},
     "strategy": {"name": "none"},

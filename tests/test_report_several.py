@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from build import EVIL, record, study
+from build import DATA, EVIL, record, study
 from pages import widths
 
 from analysis.__main__ import main
@@ -18,7 +18,6 @@ from analysis.study.names import legend_names
 from analysis.study.study import open_study
 from analysis.study.study_inputs import StudyPath, differing, open_inputs
 
-DATA = Path(__file__).parent / "data"
 TWO, FOUR = DATA / "h200_x2" / "scaling", DATA / "h200_x4" / "waterfall"
 NAMES = ("2 × H200 on vm", "4 × H200 on vm")
 

@@ -7,11 +7,10 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
-from build import composed_cell
+from build import ROOT, composed_cell
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -23,7 +22,6 @@ from conf.command_line import GROUPS, normalise
 from conf.nccl import FIELDS
 from conf.resolve import checked, resolve
 
-ROOT = Path(__file__).parent.parent
 CHOICES = {
     group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS
 }

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build import ROOT
 from rich.console import Console
 
 from analysis.__main__ import main as analysis
@@ -17,7 +18,6 @@ from launch.__main__ import main as launch
 from launch.display.screen import ResilientStream
 from launch.supervision.supervise import Stopping
 
-ROOT = Path(__file__).parent.parent
 CELL = (
     "gpus=0", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.1", "tracking=none",
     "benchmark.min_iterations=3", "benchmark.warmup_min_seconds=0", "report=false",

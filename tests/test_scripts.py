@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from build import composed_cell, without_entry
+from build import ROOT, composed_cell, without_entry
 
 from analysis.__main__ import main as analysis
 from benchmarks.derived import IncompleteLines
@@ -16,7 +16,6 @@ from benchmarks.script.derive import derive, is_enough, warm_up_end
 from conf.command_line import normalise
 from conf.options import Refused
 
-ROOT = Path(__file__).parent.parent
 HEAD = """
 import os, signal, sys, time, torch, torch.distributed as dist
 torch.set_num_threads(1)

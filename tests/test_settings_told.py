@@ -1,15 +1,12 @@
 """Each NCCL setting is told against the same cell with the setting untouched (words and numbers: tests/golden)."""
 
-from pathlib import Path
-
+from build import DATA
 from simulate import Simulator, Truth
 
 from analysis.findings.examine import findings_of
 from analysis.report.main_point import main_point
 from analysis.report.summary import sentences, settings_sentences
 from analysis.study.study import Study, open_study
-
-DATA = Path(__file__).parent / "data"
 
 
 def test_only_cells_with_nothing_else_set_are_the_untouched_ones():

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from build import ROOT
 
 from benchmarks.record import read_lines, read_study
 from conf.options import Refused
@@ -23,7 +24,6 @@ from launch.engines.slurm import job_parameters
 from launch.plan import estimate
 from launch.plan.estimate import does_not_fit
 
-ROOT = Path(__file__).parent.parent
 ALLOCATION = {slurm.JOB: "12", slurm.NODES: "n[1-2],m7", slurm.CORES: "72(x2),36"}
 SHORT = (
     "gpus=0", "device=cpu", "model=fmnist_cnn", "benchmark.max_seconds=0.3", "tracking=none",

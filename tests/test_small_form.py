@@ -2,16 +2,14 @@
 
 import dataclasses
 import re
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from build import changed_cell, make_cell, make_record
+from build import ROOT, changed_cell, make_cell, make_record
 
 from launch.plan.estimate import COMPILE_SECONDS, FIRST_SECONDS, estimates, rule_of_thumb, worded
 from launch.plan.order import PlannedCell
 
-ROOT = Path(__file__).parent.parent
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 STUDIES.remove("tune_nccl")  # refused there: CPU workers have no NCCL
 SMALL = "runs a reduced version on CPU workers"

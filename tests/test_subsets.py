@@ -2,16 +2,15 @@
 
 import random
 from itertools import combinations
-from pathlib import Path
 
 import networkx
 import pytest
+from build import DATA
 
 from analysis.topology.model import Gpu, Topology
 from analysis.topology.readers import parse_topology_text
 from analysis.topology.subset_classes import classes
 
-DATA = Path(__file__).parent / "data"
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())
 H200 = parse_topology_text((DATA / "topo_h200_x8.txt").read_text())
 

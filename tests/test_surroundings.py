@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from build import DATA
 from simulate import Simulator, Truth
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
@@ -30,7 +30,6 @@ from benchmarks.agent.sampler import CpuLoad, SampledGpus
 from benchmarks.record import CellFolder, Lines, read_lines
 from conf.schema import ValidityLimits
 
-DATA = Path(__file__).parent / "data"
 RAW = DATA / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 CODES = {"throttled", "foreign_load", "foreign_cpu", "setting_not_asked", "clocks_differ"}
 LIMITS = ValidityLimits()

@@ -2,15 +2,14 @@
 
 import ast
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from build import ROOT
 
 from trainers import collectives, memory
 
-ROOT = Path(__file__).parent.parent
 MODULES = [
     path
     for package in ("conf", "trainers", "benchmarks", "launch", "analysis")

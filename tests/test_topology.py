@@ -8,9 +8,9 @@ import subprocess
 import sys
 import types
 from itertools import combinations
-from pathlib import Path
 
 import pytest
+from build import DATA
 
 from analysis.__main__ import main
 from analysis.commands import terminal_tables
@@ -20,8 +20,6 @@ from analysis.topology.drawing import lay_out, saved, topology_figure
 from analysis.topology.model import distinct_classes, is_known, nvlink_gb_per_s
 from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
 from analysis.topology.readers import parse_topology, parse_topology_text, parse_topology_xml
-
-DATA = Path(__file__).parent / "data"
 
 
 def capture(name):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from build import (
+    DATA,
+    ROOT,
     changed_cell,
     database_rows,
     make_sweep,
@@ -29,8 +31,6 @@ from launch.tracking import mlflow_run
 from launch.tracking.mlflow_run import project
 from launch.tracking.tracker import MlflowWriter, Tracker, sync
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "tests" / "data"
 CELL, SWEEP = "tags.`ringside.kind` = 'cell'", "tags.`ringside.kind` = 'sweep'"
 
 

@@ -9,13 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from build import DATA, ROOT
 
 from analysis import bundle, input_files
 from analysis.__main__ import main
 from benchmarks.record import folder as cell_folder
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "tests" / "data"
 STUDY = DATA / "h200_x2" / "eager_a"
 CELL = "resnet50-nccl_allreduce-gpus0-1-b00fa85d23"
 LINES = f"{CELL}/ranks/0.jsonl.gz"

@@ -4,10 +4,9 @@ import dataclasses
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
-from build import files_with_auto, without_entry
+from build import DATA, files_with_auto, without_entry
 from derived_results import write_record
 from rank_cases import COLLECTIVE, EXCHANGE, HOST_LINK, JACOBI, P2P
 
@@ -18,8 +17,6 @@ from benchmarks.record import CellFolder, read, read_lines, write
 from benchmarks.record.metrics import metric
 from conf import groups
 from launch.study.study_folder import assemble
-
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@
 import json
 from dataclasses import asdict
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
+from build import DATA
 from scipy.stats import linregress
 from simulate import DGX1, SUBSETS, WiredTruth, lines_by_quantity, wired_study
 
@@ -17,7 +17,6 @@ from analysis.report.sections.machine_section import wire_lines
 from analysis.study.study import open_study
 from analysis.topology.subset_classes import classes
 
-DATA = Path(__file__).parent / "data"
 COST = "strategy/cost_ms"
 PAIRS = tuple(combinations(range(8), 2))
 

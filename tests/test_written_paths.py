@@ -9,10 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from build import ROOT
 
 from benchmarks.record import read_study
 
-ROOT = Path(__file__).parent.parent
 CALLS = (
     "open,openat,creat,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat,symlink,symlinkat,link,linkat,truncate,"
     "mknod,mknodat,chmod,fchmodat,chown,lchown,fchownat"
