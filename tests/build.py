@@ -51,13 +51,16 @@ DDP = {
 }
 
 
-def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benchmark):
-    """A tiny cell of the Fashion-MNIST network on CPU workers."""
-    return Cell(
+def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **more):
+    """A tiny cell of the Fashion-MNIST network on CPU workers; `more` are other fields of it, and
+    options of its benchmark."""
+    fields = {field.name for field in dataclasses.fields(Cell)} & more.keys()
+    benchmark = BENCHMARK | {name: more[name] for name in more.keys() - fields}
+    cell = Cell(
         model=Network("fmnist_cnn", "ringside", "fmnist_cnn", 1, 10, 28, 0.0, {}),
         strategy=strategy or DDP,
-        benchmark=BENCHMARK | benchmark,
-        declared=declared(strategy or DDP, BENCHMARK | benchmark),
+        benchmark=benchmark,
+        declared=declared(strategy or DDP, benchmark),
         nccl={},
         optimizer=Optimizer(),
         profiler="none",
@@ -70,6 +73,7 @@ def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benc
         channels_last=False,
         seed=0,
     )
+    return dataclasses.replace(cell, **{name: more[name] for name in fields})
 
 
 def declared(strategy, benchmark):

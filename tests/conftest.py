@@ -236,6 +236,19 @@ def hydra():
 
 
 @pytest.fixture
+def alone():
+    """A process group of this process alone: its only rank, a CPU worker."""
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.rank.ranks import Ranks
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Ranks(0, 1, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def memory_needed(monkeypatch):
     """Have this process say what memory cells need, not a child, which would import torch anew."""
 

@@ -298,7 +298,7 @@ OWN_STEPS = {
 }
 SMALL_BUCKETS = DDP | {"bucket_cap_mb": 0.5, "static_graph": False}
 # A convolution of float16 takes a second on a core that has no instruction for it.
-IN_FP16 = dataclasses.replace(make_cell(precision="fp16", **STEPS), model=synchronising.MODEL)
+IN_FP16 = make_cell(precision="fp16", **STEPS, model=synchronising.MODEL)
 CELLS = {
     "fp32": make_cell(**STEPS),
     "bf16": make_cell(precision="bf16", **STEPS),

@@ -1,6 +1,5 @@
 """The agent that serves a sweep: what it forks, what it hands on, what a launcher believes."""
 
-import dataclasses
 import errno
 import functools
 import json
@@ -304,7 +303,7 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():
-    cell = dataclasses.replace(make_cell(gpus=(0, 3)), hosts=("b", "a"))
+    cell = make_cell(gpus=(0, 3), hosts=("b", "a"))
     assert cell.world_size == 4 and cell.members == ("b:0", "b:3", "a:0", "a:3")
     assert [place.host for place in cell.places] == ["b", "b", "a", "a"]
     again = type(cell).from_dict(json.loads(json.dumps(cell.to_dict())))
@@ -352,7 +351,7 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     hosts = {name: RemoteHost(name, ScriptedChannel(gone=name == "b")) for name in ("a", "b")}
     engine = HostsEngine(Engine(), {})
     engine._hosts = hosts
-    cell = dataclasses.replace(make_cell(gpus=(0,)), hosts=("a", "b"))
+    cell = make_cell(gpus=(0,), hosts=("a", "b"))
     job = engine.start(cell, CellFolder(tmp_path), "t", {})
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1

@@ -16,6 +16,7 @@ from benchmarks.training import request
 from benchmarks.training.correctness import Snapshot
 from benchmarks.training.derive import slowest_ms, strategy_cost
 from benchmarks.training.throughput import TrainingBenchmark
+from conf.cell import Optimizer
 from trainers.step import Training
 from trainers.strategies.ddp import NcclAllreduce
 
@@ -26,9 +27,7 @@ GPUS |= {"interval_target": 0.0025, "exposed_rounds": 4}
 
 
 def training_of(optimizer):
-    cell = make_cell((0,), strategy={"name": "none"})
-    cell = dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer))
-    return Training(cell, CPU, 0)
+    return Training(make_cell((0,), {"name": "none"}, optimizer=Optimizer(name=optimizer)), CPU, 0)
 
 
 def state_of(training):
@@ -87,7 +86,7 @@ def test_no_rank_makes_copies_where_one_has_no_room(other_has_room, made):
 def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data=None, **options):
     """A benchmark with as much of it as decides."""
     made = object.__new__(TrainingBenchmark)
-    made.cell = dataclasses.replace(make_cell(), data=data or {})
+    made.cell = make_cell(data=data or {})
     made.options = make_cell(max_iterations=1000, exposed_rounds=2, **options).benchmark
     made.ranks = Ranks(0, ranks, torch.device(device))
     made.training = type("Stub", (), {"strategy": object.__new__(strategy), "parameters": [0]})

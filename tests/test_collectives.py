@@ -179,18 +179,15 @@ def test_sums_over_many_ranks_are_exact_and_lack_no_rank(size):
         assert wrong_elements("all_reduce", (total - part).bfloat16(), "sum", 0, ranks) == lacking
 
 
-def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hydra, tmp_path):
+def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(
+    hydra, alone, tmp_path
+):
     (tmp_path / "ranks").mkdir()
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        asked = [f"{name}={SHORT[name]}" for name in SHORT if name != "name"]
-        cell, reporter = cell_of(*asked, gpus=(0,), device="cpu"), Reporter(CellFolder(tmp_path), 0)
-        benchmark = CollectiveBenchmark(cell, Ranks(0, 1, CPU), reporter)
-        assert set(benchmark._into.tolist()) == {1, 2, 3, 4}
-        benchmark.measure()
-    finally:
-        torch.distributed.destroy_process_group()
+    asked = [f"{name}={SHORT[name]}" for name in SHORT if name != "name"]
+    cell, reporter = cell_of(*asked, gpus=(0,), device="cpu"), Reporter(CellFolder(tmp_path), 0)
+    benchmark = CollectiveBenchmark(cell, alone, reporter)
+    assert set(benchmark._into.tolist()) == {1, 2, 3, 4}
+    benchmark.measure()
     count = int((tmp_path / "ranks" / "0.count").read_text())
     assert count == (1 + 1) + 2 + (1 + 2)  # warm-up, window, one by one
 

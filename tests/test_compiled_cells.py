@@ -19,7 +19,7 @@ from launch.engines.environment import INDUCTOR, TRITON, compile_cache_variables
 
 
 def compiled_cell(**changes):
-    return dataclasses.replace(make_cell(), **{"optimize": "compile", **changes})
+    return make_cell(**{"optimize": "compile", **changes})
 
 
 def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tmp_path):

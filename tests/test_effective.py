@@ -1,7 +1,5 @@
 """Requested against effective: every code where it is planted, and nowhere else."""
 
-import dataclasses
-
 import pytest
 from build import DATA, make_cell, make_record
 from hypothesis import given, settings
@@ -376,7 +374,7 @@ def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, sai
 
 
 def test_nccl_that_sees_another_number_of_hosts_is_told():
-    cell = dataclasses.replace(make_cell((0, 1)), device="cuda", hosts=HOSTS)
+    cell = make_cell((0, 1), device="cuda", hosts=HOSTS)
     record = make_record(cell=cell)
     using = ["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2
     (found,) = hosts_seen(of_hosts(using, "NET/Socket/0", nodes=1), record)

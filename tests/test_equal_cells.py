@@ -182,7 +182,7 @@ def test_the_launcher_notes_what_ranks_inherit_and_no_secret(tmp_path):
         "LD_PRELOAD": "libjemalloc.so",
     }  # fmt: skip
     machine = Machine("cuda", (Device(0, "GPU-0"), Device(1, "GPU-1")), (0, 1), 64)
-    cell = dataclasses.replace(make_cell(), device="cuda", nccl={"NCCL_ALGO": "Ring"})
+    cell = make_cell(device="cuda", nccl={"NCCL_ALGO": "Ring"})
     of_ranks = environment(cell, machine, records.CellFolder(tmp_path), "0" * 32, around)
     names = inherited_names(of_ranks, cell, around)
     assert set(names) == {

@@ -4,26 +4,15 @@ import contextlib
 import dataclasses
 
 import pytest
-import torch
-import torch.distributed as dist
 from build import composed_cell, declared, make_cell
 from derived_results import run_whole
 
 from benchmarks.host_link import derive, measure
-from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import Room, refuse
 from conf.options import Refused
 
 OPTIONS = {"name": "host_link", "bytes": 1 << 20, "iterations": 4, "pageable": True, "threads": 1}
-
-
-@pytest.fixture
-def alone():
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Ranks(0, 1, torch.device("cpu"))
-    dist.destroy_process_group()
 
 
 def host_cell(gpus=(0, 1), device="cpu", **options):

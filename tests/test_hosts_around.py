@@ -17,7 +17,7 @@ from launch.study.run_environment import HostsEnvironment
 from launch.study.study_folder import StudyFolder, find_finished
 
 REAL = records.read_study(Path(__file__).parent / "data" / "h200_x2" / "eager_a")[0][0]
-CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))
+CELL = make_cell((1, 0), device="cuda", hosts=("a", "b"))
 FOLDER = CellFolder(Path("{cell}"))
 TOPOLOGY = {"facts.topology": "GPU0 GPU1\n", "facts.links": {"0-1": "NV18"}}
 OF_A = {**WITH_GPUS, **TOPOLOGY, "facts.host": "n1"}

@@ -24,8 +24,7 @@ WAYS = {
 
 def record(number, study, hosts, way, step_ms, link=None):
     """A run of one rank on each host; `link` is GB/s and the ms of one message."""
-    cell = make_cell((0,), strategy_of(WAYS[way]), 16)
-    cell = dataclasses.replace(cell, hosts=hosts)
+    cell = make_cell((0,), strategy_of(WAYS[way]), 16, hosts=hosts)
     rows = []
     for size in (65_536, GRADIENT_BYTES) if link else ():
         rows.append({"bytes": size, "ms": 2 * link[1] + size / link[0] / 1e6})

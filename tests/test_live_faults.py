@@ -1,14 +1,12 @@
 """The faults of planted_live: each is found although it begins with the timed windows, its twin is clean."""
 
 import pytest
-import torch
-import torch.distributed as dist
 from build import BUSY, make_cell
 from derived_results import write_record
 from planted_live import LIVE, SEEN, cases
 
 from analysis.validity.checks import judge
-from benchmarks.rank.ranks import Ranks, Reporter
+from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder
 from benchmarks.training.throughput import TrainingBenchmark
 from conf.schema import ValidityLimits
@@ -52,25 +50,21 @@ def test_a_fault_that_ends_with_the_windows_is_found_where_a_window_counts_it(co
     assert codes[f"{name}, while timed"]
 
 
-def test_no_timed_step_carries_a_hook_of_the_checks(tmp_path):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        folder = CellFolder(tmp_path)
-        folder.rank_lines(0).parent.mkdir()
-        reporter = Reporter(folder, 0)
-        cell = make_cell(gpus=(0,), strategy={"name": "none"})
-        benchmark = TrainingBenchmark(cell, Ranks(0, 1, torch.device("cpu")), reporter)
-        training, block = benchmark.training, benchmark.clock.block
-        model, states = training.model, []
+def test_no_timed_step_carries_a_hook_of_the_checks(alone, tmp_path):
+    folder = CellFolder(tmp_path)
+    folder.rank_lines(0).parent.mkdir()
+    reporter = Reporter(folder, 0)
+    cell = make_cell(gpus=(0,), strategy={"name": "none"})
+    benchmark = TrainingBenchmark(cell, alone, reporter)
+    training, block = benchmark.training, benchmark.clock.block
+    model, states = training.model, []
 
-        def watched(*asked):
-            modules = list(training.network.modules())
-            hooks = sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules)
-            states.append((hooks, training.mark is unmarked, training.model is model))
-            return block(*asked)
+    def watched(*asked):
+        modules = list(training.network.modules())
+        hooks = sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules)
+        states.append((hooks, training.mark is unmarked, training.model is model))
+        return block(*asked)
 
-        benchmark.clock.block = watched
-        benchmark.run()
-    finally:
-        dist.destroy_process_group()
+    benchmark.clock.block = watched
+    benchmark.run()
     assert len(states) >= 3 and set(states[:-1]) == {(0, True, True)}

@@ -6,12 +6,10 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from build import make_cell
 from derived_results import run_whole, write_record
 from torch import nn
 
-from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
 from benchmarks.training import request, throughput
 from conf.cell import Cell, Network
@@ -73,16 +71,7 @@ def data(**options):
 def cell_of(**options):
     """A cell of one rank whose batches come from the loader of this file."""
     network = Network("steady", "python", f"{__name__}:Steady", 0, 0, 0, 0.0, {}, "samples")
-    cell = make_cell((0,), batch_size=4, strategy={"name": "none"})
-    return dataclasses.replace(cell, model=network, data=data(**options))
-
-
-@pytest.fixture
-def alone():
-    """A process group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Ranks(0, 1, CPU)
-    dist.destroy_process_group()
+    return make_cell((0,), {"name": "none"}, 4, model=network, data=data(**options))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])

@@ -1,6 +1,5 @@
 """The engine of several hosts, with agents that only say what they are."""
 
-import dataclasses
 import json
 import sys
 
@@ -13,7 +12,7 @@ from conf.schema import Engine
 from launch.engines import hosts
 from launch.engines.hosts import HostsEngine
 
-CELL = dataclasses.replace(make_cell((0,)), hosts=("b",))
+CELL = make_cell((0,), hosts=("b",))
 AGENT = """
 import json, os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])

@@ -54,7 +54,7 @@ def test_each_option_that_varies_is_in_the_names_of_both_cells():
 
 
 def test_what_is_the_same_is_not_told():
-    cell = dataclasses.replace(make_cell(), labels=("batch 2",))
+    cell = make_cell(labels=("batch 2",))
     other = dataclasses.replace(cell, batch_size=4, labels=("batch 4",))
     assert [one.labels for one in with_what_differs([cell, other])] == [
         ("batch 2",),

@@ -221,7 +221,7 @@ def test_control_cells_are_each_member_each_host_and_all_without_exchange():
         ("none", ("a", "b"), (0, 1), (), False),
     ]
     assert all(Cell.from_dict(json.loads(json.dumps(one.to_dict()))) == one for one in cells)
-    one_host = control_cells(dataclasses.replace(make_cell((0, 1)), hosts=("a",)))
+    one_host = control_cells(make_cell((0, 1), hosts=("a",)))
     assert {one.hosts for one in one_host} == {("a",)}
     assert [one.gpus for one in one_host] == [(0,), (1,), (0,), (1,), (0, 1)]
 
@@ -286,13 +286,13 @@ def test_a_cell_with_hosts_has_its_places_and_one_without_them_none():
     ranks = [["rank", host, gpu] for host in "ab" for gpu in (0, 1)]
     assert SERVED.to_dict()["places"] == [*ranks, ["server", "b", None]]
     assert not {"hosts", "server_hosts", "places"} & make_cell().to_dict().keys()
-    cells = (make_cell(), dataclasses.replace(make_cell(), hosts=("a",)), SERVED)
+    cells = (make_cell(), make_cell(hosts=("a",)), SERVED)
     assert len({one.key for one in cells}) == 3
 
 
 def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
     local = PlannedCell(make_cell())
-    remote = PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b")))
+    remote = PlannedCell(make_cell(hosts=("a", "b")))
     assert "nodes" in request_columns([local, remote])[1]
     assert "nodes" not in request_columns([local, local])[1]
     assert request_columns([remote, remote])[0]["nodes"] == "a+b"

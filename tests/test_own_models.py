@@ -57,8 +57,7 @@ def plain(length=3):
 def cell_of(builder, **options):
     """A cell of one rank with a model of this file."""
     network = Network("mine", "python", f"{__name__}:{builder}", 0, 0, 0, 0.0, options, "samples")
-    cell = make_cell((0,), batch_size=4, strategy={"name": "none"})
-    return dataclasses.replace(cell, model=network)
+    return make_cell((0,), {"name": "none"}, 4, model=network)
 
 
 def test_samples_differ_between_ranks_and_steps_and_are_equal_for_equal_seeds():

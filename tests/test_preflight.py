@@ -204,9 +204,8 @@ OF_USER = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "W
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("said", [{}, OF_USER])
 def test_the_environment_of_one_machine_is_what_a_cell_asks_for(tmp_path, device, said):
-    cell = make_cell((1, 0), {"name": "none", "servers": 1})
-    nccl = {"NCCL_ALGO": "Ring"}
-    cell = dataclasses.replace(cell, device=device, nccl=nccl, server_gpus=(1,))
+    nccl, alone = {"NCCL_ALGO": "Ring"}, {"name": "none", "servers": 1}
+    cell = make_cell((1, 0), alone, device=device, nccl=nccl, server_gpus=(1,))
     machine = host("a", **(WITH_GPUS if device == "cuda" else {})).machine
     folder = CellFolder(tmp_path)
     expected = with_absolute_path(OURS) | said | {CLOCK_VARIABLE: repr(beginning())}
@@ -238,7 +237,7 @@ def test_the_environment_of_one_machine_is_what_a_cell_asks_for(tmp_path, device
 )
 def test_hardware_queues_are_set_as_asked_or_left_as_they_are(asked, around, rank, inherited):
     machine = fleet(a=WITH_GPUS)["a"].machine
-    cell = dataclasses.replace(make_cell((1,)), device="cuda", cuda_device_max_connections=asked)
+    cell = make_cell((1,), device="cuda", cuda_device_max_connections=asked)
     variables = environment(cell, machine, CellFolder(Path("x")), "t", around)
     assert variables.get("CUDA_DEVICE_MAX_CONNECTIONS") == rank
     assert inherited_names(variables, cell, around) == inherited
@@ -250,8 +249,7 @@ def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
     gpus = [{**gpu, "uuid": f"GPU-b{gpu['id']}"} for gpu in GPUS]
     some = fleet(a=WITH_GPUS, b={**WITH_GPUS, "machine.cores": 4, "machine.devices": gpus})
     served = {"hosts": ("a", "b"), "server_gpus": (0, 1), "server_hosts": ("b", "b")}
-    cell = make_cell((1,), {"name": "none", "servers": 2})
-    cell = dataclasses.replace(cell, device="cuda", **served)
+    cell = make_cell((1,), {"name": "none", "servers": 2}, device="cuda", **served)
 
     def on(name, around, typed=False, folder=CELL_FOLDER):
         where = HostEnvironment(name, f"eth-{name}", typed, {"NCCL_NVLS_ENABLE": "0"})

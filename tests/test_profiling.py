@@ -76,7 +76,7 @@ def fake(folder, *lines):
 
 def one_pass(tmp_path, nsys, device="cpu", **engine):
     """The profiled pass of a cell in an empty folder: its finding, and the record with the pass."""
-    cell = dataclasses.replace(make_cell(), profiler="nsys", profiler_options=OPTIONS)
+    cell = make_cell(profiler="nsys", profiler_options=OPTIONS)
     machine = Machine("cpu", (Device(0, "GPU-0"), Device(1, "GPU-1")), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     surrounding, notes = {**os.environ, **PLANTED, **KEPT}, []

@@ -124,7 +124,7 @@ def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
 
 
 def on_gpus(nccl=None, **changes):
-    return dataclasses.replace(make_cell(), device="cuda", nccl=nccl or {}, **changes)
+    return make_cell(device="cuda", nccl=nccl or {}, **changes)
 
 
 def test_cells_take_what_the_first_of_a_sweep_and_their_graph_cost_them():

@@ -5,14 +5,12 @@ import time
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from build import make_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from benchmarks.rank.ranks import Ranks, Reporter
+from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.timing import statistics
 from benchmarks.timing.statistics import two_sided_quantile
@@ -132,15 +130,6 @@ def test_noise_is_flat_most_of_the_time_and_a_fall_in_it_is_not():
         flat += statistics.flat(generator.normal(100, 5, 24), 4)
         falling += statistics.flat(np.linspace(200, 100, 40) + generator.normal(0, 2, 40), 4)
     assert flat >= 0.8 * TRIALS and falling <= 0.05 * TRIALS
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A process group of this process only."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield Ranks(0, 1, torch.device("cpu"))
-    dist.destroy_process_group()
 
 
 def test_throughput_is_total_images_over_total_time(alone, tmp_path):

@@ -5,7 +5,6 @@ from inspect import signature
 
 import pytest
 import torch
-import torch.distributed as dist
 import torchvision
 from build import strategy_of, target_of
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -16,14 +15,6 @@ from trainers.strategies.ddp import HookBucket, bucket_members
 from trainers.strategy import Hosts, load
 
 
-@pytest.fixture
-def one_rank():
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def ddp(model, **options):
     """A model as DDP wraps it."""
     given = strategy_of({"name": "nccl_allreduce", **options})
@@ -32,7 +23,7 @@ def ddp(model, **options):
 
 
 @pytest.mark.parametrize("cap", [25.0, 4.0, [1, 4, 12]])
-def test_exchange_alone_has_ddps_buckets(one_rank, cap):
+def test_exchange_alone_has_ddps_buckets(alone, cap):
     if isinstance(cap, list) and "bucket_cap_mb_list" not in signature(DDP).parameters:
         pytest.skip("torch before 2.13: DDP takes one size")
     model = torchvision.models.resnet18()
@@ -51,7 +42,7 @@ def test_exchange_alone_has_ddps_buckets(one_rank, cap):
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_the_half_precision_hook_gives_what_torchs_hook_gives_and_keeps_its_buffers(one_rank, name):
+def test_the_half_precision_hook_gives_what_torchs_hook_gives_and_keeps_its_buffers(alone, name):
     theirs = getattr(default_hooks, f"{name}_compress_hook")
     ours = comm_hooks.HalfPrecision(name)
     addresses = set()
@@ -70,7 +61,7 @@ def test_the_half_precision_hook_gives_what_torchs_hook_gives_and_keeps_its_buff
     assert len(addresses) == 3
 
 
-def test_ddp_takes_the_means_of_the_half_precision_hook(one_rank):
+def test_ddp_takes_the_means_of_the_half_precision_hook(alone):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     prepared = ddp(model, bucket_cap_mb=0.01, comm_hook="bf16", gradient_as_bucket_view=False)

@@ -1,7 +1,5 @@
 """Ways to synchronise less, rarer or in shares: each is a one-process training but for rounding."""
 
-import dataclasses
-
 import pytest
 import torch
 import torchvision
@@ -52,7 +50,7 @@ def test_bytes_of_an_image_fall_to_one_part_in_so_many_micro_steps(by_rank):
 
 
 def judged(sent, **fields):
-    cell = dataclasses.replace(make_cell(), **fields)
+    cell = make_cell(**fields)
     record = make_record(cell=cell, checks={"sent": sent})
     check = next(check for check in CHECKS if check.code == "accumulated_nothing")
     return check.judge(record, ValidityLimits())

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 from build import ROOT
 
 from trainers import collectives, memory
@@ -48,14 +47,6 @@ def test_nothing_unpickles_what_peers_send():
         if packages & UNPICKLING:
             unpickling.add(str(path.relative_to(ROOT)))
     assert unpickling == set(OWN_PICKLE)
-
-
-@pytest.fixture
-def alone():
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_ranks_tell_each_other_texts_lists_and_tables(forked):
