@@ -12,6 +12,7 @@ from benchmarks.record.safe_text import LINE_BREAKS, one_line, visible
 from conf.secrets import without_secrets
 
 _BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
+COMMAND = ": python launch.py "  # before what a sentence offers, which is copied whole
 TEXT_LENGTH = 400  # characters of a text in a table
 
 

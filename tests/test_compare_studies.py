@@ -127,6 +127,27 @@ def test_suspect_runs_give_no_verdict_but_the_difference_and_what_to_do(tmp_path
     assert "detects" not in out, "what could have been seen is not a question where it was"
 
 
+def test_a_report_of_suspect_runs_says_no_more_than_compare(tmp_path, capsys, monkeypatch):
+    """It had "No significant difference" where compare was inconclusive."""
+    for name, rate in (("a", 1000.0), ("b", 980.0)):
+        runs = []
+        for repeat, noise in enumerate((0.8, 1.0, 1.2)):
+            declared = {"model": OWN | {"sha256": name * 64}}
+            runs.append(record(10 * repeat, [0], noise * rate, cell={"repeat": repeat}))
+            runs[-1]["cell"]["declared"] = declared
+            runs[-1]["validity"] |= {"verdict": "suspect", "codes": {"foreign_cpu": "half of it"}}
+        study(tmp_path / name, runs)
+    folders = [str(tmp_path / name) for name in "ab"]
+    assert main(["report", *folders, "-o", str(tmp_path / "report")]) == 0
+    out = capsys.readouterr().out.replace("\u00a0", " ")
+    assert out.startswith("Whether b (B) differs from a (A) cannot be told: every run is suspect.")
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "aaaaaaaa" in page and 9 * "a" not in page, "of a hash eight digits"
+    monkeypatch.setattr("analysis.console._WIDE", 60)
+    main(["compare", *folders, "--limit", "2%"])
+    assert " ○  resnet50 ·" in capsys.readouterr().out, "a narrow terminal leaves out a column"
+
+
 def test_repeats_that_are_said_to_do_would_do():
     """The number follows from the scatter that the runs show."""
     first, second = study_of_six(0, 3, 1.0, 0.01), study_of_six(1, 3, 1.0, 0.01)

@@ -324,7 +324,7 @@ HEADLINES = {
     ),
     "files of a model": (
         [small(2, PAIR, 190.0, cell=FILE), small(3, PAIR, 190.0, cell=CHANGED_FILE)],
-        "train resnet50 (sha256=e4f4e4f4) at",
+        "train resnet50 (code e4f4e4f4) at",
     ),
     "suspect configurations": (
         [
@@ -497,7 +497,8 @@ def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_show
     for smallest in (0.01, 0.3):
         judged.append(Comparison("a", "b", Estimate(0.0), smallest, "no difference seen"))
     line = plain(differences(Findings(comparisons=tuple(judged))))
-    assert line == "No difference is significant in 2 comparisons; each detects 30.0 % or more."
+    detected = "each detects an increase of 30.0 % or more"
+    assert line == f"No difference is significant in 2 comparisons; {detected}."
 
 
 # --- the noise floor, limits that are not the defaults, costs

@@ -50,6 +50,7 @@ from analysis.study.study_inputs import (
     same_machine,
 )
 from analysis.text import count, first_lines, join_words, markdown, single_line
+from analysis.validity.checks import LOADED
 from analysis.verification.verify_study import QuickCheck
 from benchmarks.record.metrics import metric as entry_of
 
@@ -60,13 +61,12 @@ STATUS = {PASS: 0, FAIL: 1, INCONCLUSIVE: 3}
 MARKS = {PASS: "✓", FAIL: "✗", INCONCLUSIVE: "○"}
 EMOJI = str.maketrans({"✓": "✅", "✗": "❌", "○": "⚠️"})
 STYLES = {"✓": "", "✗": "bold red", "○": "bold yellow"}  # of rows
-WIDE = 100  # columns of a terminal with room for DISPENSABLE
+WIDE, NARROW = 100, 80  # columns of a terminal with room for DISPENSABLE, for what detects says
 DISPENSABLE = ("runs", "verdict")
 NOT_IN_TURN = (
     "A and B were not measured in turn: heat, clocks or other jobs that change from one sweep to "
     "the next look like a difference."
 )
-LOADED = {"foreign_cpu", "foreign_load", "noisy"}  # checks that other programs fail
 ONCE_MORE = (
     "To see how much two sweeps differ by chance, run A twice under two names and compare them."
 )
@@ -220,7 +220,7 @@ def _print(
 ) -> None:
     out, outcome = console(), result.outcome(limit)
     mark = MARKS[outcome]
-    headline, *parts = _parts(sides, result, limit, in_markdown or out.width >= WIDE)
+    headline, *parts = _parts(sides, result, limit, WIDE if in_markdown else out.width)
     if in_markdown:
         blocks = [f"### {mark} {outcome} {markdown(headline, 600)}"]
         for part in parts:
@@ -245,7 +245,7 @@ def _print(
 
 
 def _parts(
-    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, is_wide: bool
+    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, width: int
 ) -> list[str | Table]:
     """Return the headline and what stands below it, configurations the worst first."""
 
@@ -268,7 +268,7 @@ def _parts(
     parts += [*first_lines(lines, 3), *_environment(sides, result)]
     shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
     shown = shown or cells  # those without a difference only if all are
-    table = _table(shown, limit, is_wide).translated(words_of(sides[0][-1].study))
+    table = _table(shown, limit, width).translated(words_of(sides[0][-1].study))
     parts += [table, *_beside(shown)]
     hidden = len(cells) - min(MOST_ROWS, len(shown))
     if hidden:
@@ -304,18 +304,15 @@ def _environment(
         yield "Environment and code: identical."
 
 
-def _table(cells: Sequence[CellDifference], limit: float, is_wide: bool) -> Table:
-    """Return the differences; of those that were seen not which others could have been."""
-    unseen = []
-    for cell in cells:
-        seen = cell.verdict in (SLOWER, FASTER)
-        unseen.append(replace(cell, smallest=None) if seen else cell)
-    table = differences_table(unseen, "cells", "B against A")
+def _table(cells: Sequence[CellDifference], limit: float, width: int) -> Table:
+    """Return the differences, each with the mark of its outcome."""
+    table = differences_table(cells, "cells", "B against A")
     columns = [Column("outcome", "")]
+    hidden = DISPENSABLE if width >= NARROW else (*DISPENSABLE, "smallest")
     for column in table.columns:
-        if not is_wide:
+        if width < WIDE:
             heading = column.heading.replace(" ", "\n", 1)
-            column = replace(column, heading=heading, shown=column.key not in DISPENSABLE)
+            column = replace(column, heading=heading, shown=column.key not in hidden)
         columns.append(column)
     rows = []
     for cell, row in zip(cells, table.rows, strict=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from analysis.bundle import WrongStudy, bundle
-from analysis.console import console
+from analysis.console import console, print_text
 from analysis.cost import from_record
 from analysis.input_files import UnreadableInput
 from analysis.report.build import default_folder, examine, examine_several
@@ -19,7 +19,7 @@ from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.report.report_files import write
 from analysis.report.sections.conditions_section import costs_table
 from analysis.study.study_inputs import StudyPath, studies_in
-from analysis.text import join_words, single_line
+from analysis.text import COMMAND, join_words, single_line
 from benchmarks.record import read_study
 from benchmarks.record.folder import sha256
 from benchmarks.record.safe_text import one_line
@@ -90,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     out = console()
     for sentence in filter(None, (*content.finding, content.limits)):
-        out.print(escape(sentence), soft_wrap=True)
+        words, _, command = sentence.partition(COMMAND)
+        print_text(escape(f"{words}:" if command else words))
+        if command:
+            out.print(f"  {COMMAND[2:]}{command}", soft_wrap=True, markup=False)
     out.print(f"report: {escape(str(index))}", soft_wrap=True)
     return 0
 

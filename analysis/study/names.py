@@ -109,7 +109,7 @@ def format_option(name: str, value: str) -> str:
     if name == "model.image_size":
         return f"{value} px"
     if name.endswith(".sha256"):
-        value = value[:HASH_LENGTH]
+        return f"code {value[:HASH_LENGTH]}"
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
 
 

@@ -73,6 +73,7 @@ CHECKS: tuple[Check, ...] = (
     limits.input_bound,
     limits.reference_exceeded,
 )
+LOADED = {"foreign_cpu", "foreign_load", "noisy"}  # that other programs cause
 SUSPECT_CODES = {check.code for check in CHECKS if check.severity == "suspect"}
 # Checks of time or of others, by which ranks that share a device in a rehearsal are not judged.
 OF_TIME = (

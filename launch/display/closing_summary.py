@@ -22,8 +22,8 @@ from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import short_hardware
 from analysis.study.runs import Runs
 from analysis.study.study import Study
-from analysis.text import count, join_words, single_line
-from analysis.validity.checks import serious
+from analysis.text import COMMAND, count, join_words, single_line
+from analysis.validity.checks import LOADED, serious
 from benchmarks.record import REHEARSAL, Record, read_study
 from conf.cell import counted
 from launch.display.columns import (
@@ -48,7 +48,6 @@ LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
 MOST_REASONS = 5  # of doubt
 DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
-COMMAND = ": python launch.py "  # before what a sentence offers, which is copied whole
 BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
 FIRST_COLUMNS = ("images/s", MARGIN, "efficiency", BAR, AGAINST)
@@ -104,7 +103,8 @@ def print_summary(
     everything is.
     """
     print_configurations(console, shown, runs)
-    for line, style in doubts(runs, " ".join(finding).replace(THIN, " ")):
+    against = doubts(runs, " ".join(finding).replace(THIN, " "))
+    for line, style in against:
         _print_indented(console, line, style)
     for record in runs:
         failure = record.failure
@@ -127,7 +127,9 @@ def print_summary(
         _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
         sentence, _, command = line.partition(COMMAND)
-        if line.startswith(DOUBTFUL) or (command and is_doubtful):
+        _, _, reason = line.replace(THIN, " ").removesuffix(".").partition(" is invalid: ")
+        repeated = line.startswith(DOUBTFUL) or any(reason in text for text, _ in against if reason)
+        if repeated or (command and is_doubtful):
             continue  # `doubts` said it; runs in doubt are measured again before others
         if command:
             sentence += ":"
@@ -139,7 +141,10 @@ def print_summary(
         missing = count(unfinished, "missing run")
         lines.append(f"next     rerun the same command: it measures the {missing}")
     elif is_doubtful:
-        lines.append("next     remove the cause; the same command with resume=false measures again")
+        remedy = "remove the cause (launch.py -h CODE explains it)"
+        if any(LOADED & record.validity.against.keys() for record in finished):
+            remedy = "stop other programs"
+        lines.append(f"next     {remedy}; the same command with resume=false measures again")
     elif not finding:
         lines.append(f"next     python -m analysis report {quote(str(study.folder))}")
     for line in lines:

@@ -227,7 +227,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
             listed |= {id(pair) for pair in group if pair.first_key == group[0].first_key}
     caption = (
         "Each configuration against its baseline, with the 95 % interval of the difference. "
-        "Detectable: the smallest difference that these runs can show (80 % power)."
+        "Detectable: the smallest increase that these runs can show (80 % power)."
     )
     tables = (
         *matrices,
@@ -327,7 +327,7 @@ def differences(findings: Findings) -> str:
     if not real:
         line = f"No difference is significant in {count(len(judged), 'comparison')}"
         if least:
-            line += f"; each detects {number(max(least), 'share')} or more"
+            line += f"; each detects an increase of {number(max(least), 'share')} or more"
         return f"{line}."
     largest = max(real, key=lambda pair: abs(pair.difference.value))
     names = _short_names(findings.comparisons)

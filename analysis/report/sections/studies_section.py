@@ -1,6 +1,7 @@
 """Several studies side by side: what differs between them, and how the same configurations do."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,9 +35,9 @@ def studies(
     tables = [facts_table(differing, [side.name for side in sides])]
     lines, finding = [], []
     names = short_names(side.name for side in sides)
-    first = names[sides[0].name]
+    first = f"{names[sides[0].name]} (A)"
     for index, (name, differences) in enumerate(compared.items(), 1):
-        name = names[name]
+        name = f"{names[name]} (B)"
         caption = f"The same configurations, {name} against {first}"
         tables.append(differences_table(differences.cells, f"cells-{index}", caption))
         if not differences.cells:
@@ -65,8 +66,9 @@ def _worst_change(differences: Differences, name: str, first: str) -> str:
                 size = estimate(scaled(change, math.copysign(1, change.value)), "share")
                 line = f"{spoken(names[cell.name])} is {size} {verdict} on {name} than on {first}"
                 return f"{line} (not reliable: {cell.doubts})." if cell.doubts else f"{line}."
-    if all(cell.verdict == UNKNOWN for cell in differences.cells):
-        return f"Whether {name} differs from {first} cannot be told: {differences.cells[0].why}."
+    if all(cell.verdict == UNKNOWN or cell.all_suspect for cell in differences.cells):
+        why = differences.cells[0].why or "every run is suspect"
+        return f"Whether {name} differs from {first} cannot be told: {why}."
     return f"No significant difference between {name} and {first}."
 
 
@@ -105,8 +107,12 @@ def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) ->
     columns = [Column("fact", "")]
     for index, name in enumerate(names, 1):
         columns.append(Column(f"study_{index}", name))
-    rows = tuple((fact, *values) for fact, values in differing.items())
-    return Table("differs", "What differs", tuple(columns), rows)
+    rows = []
+    for fact, values in differing.items():  # of a hash eight digits
+        rows.append(
+            (fact, *(re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1", each) for each in values))
+        )
+    return Table("differs", "What differs", tuple(columns), tuple(rows))
 
 
 def differences_table(cells: Sequence[CellDifference], name: str, caption: str) -> Table:
@@ -128,6 +134,10 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
                 numbers_of_runs.append(str(side[cell.metric].runs))
         return ", ".join(numbers_of_runs)
 
+    def detects(cell: CellDifference) -> float | None:
+        """Of a difference that was seen nobody asks which others could have been."""
+        return None if cell.verdict in (SLOWER, FASTER) else cell.smallest
+
     return Table.of(
         name,
         f"{caption}, with 95 % intervals",
@@ -137,7 +147,7 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
             Column("a", f"A {unit}".strip(), lambda cell: value(cell, cell.first), "number"),
             Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
             Column("difference", "difference", "change", "change", True),
-            Column("smallest", "detects", "smallest", "share"),
+            Column("smallest", "detects", detects, "share"),
             Column("verdict", "verdict on B", lambda cell: verdict_word(cell.verdict)),
         ),
         cells,
