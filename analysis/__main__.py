@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments[:1] == [command.name]:
                 chosen = importlib.import_module(f"analysis.commands.{command.module}")
                 chosen.configure(sub)
+                parser.error = sub.error  # type: ignore[method-assign]  # its usage helps
         parsed = parser.parse_args(arguments)
         return int(chosen.run(parsed))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough

@@ -275,7 +275,7 @@ class Config:
         None, "a file of hosts, one a line, as MXNet's -H; null: those that nodes= names"
     )
     gpus: list[str] = option(
-        ["all"], "an ordered subset, on every host of nodes=, or a word that names several"
+        ["all"], "an ordered subset, as gpus=0,3, on every host of nodes=; or a word for several"
     )
     topology: str | None = option(
         None, "a file with the machine's topology; null: read it from the driver"

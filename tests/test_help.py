@@ -65,6 +65,12 @@ def test_an_unknown_topic_is_refused(launch):
     assert err.startswith("launch.py: -h nccl.p2p_levle: unknown name")
 
 
+def test_an_option_that_a_command_of_analysis_lacks_shows_the_options_that_it_has(capsys):
+    with pytest.raises(SystemExit):
+        analysis(["nccl-log", "a.log", "--without", "b.log"])
+    assert "usage: python -m analysis nccl-log [-h] [--json]" in capsys.readouterr().err
+
+
 def test_the_help_of_analysis_has_groups_and_examples_that_are_right(capsys):
     with pytest.raises(SystemExit):
         analysis(["--help"])
@@ -138,6 +144,8 @@ def test_the_batch_script_starts_launch_py_in_the_clone_with_its_arguments(tmp_p
 def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
     folder = ROOT / "launch" / "recipes"
     texts = [(folder / name).read_text() for name in ("Dockerfile", "ringside.def")]
+    for text in (*texts, (folder / "trainjob.yaml").read_text()):
+        assert "/ringside/launch.py" in text, "the image starts in a folder of its own"
     images = [re.search(r"^(?:FROM|From:) (\S+)$", text, re.MULTILINE)[1] for text in texts]
     assert images[0] == images[1]
     of_image = re.search(r":(\d+)\.(\d+)", images[0])

@@ -65,6 +65,8 @@ def test_an_unknown_name_has_three_near_ones(launch, capsys):
     assert said.count("\n") == 1 and launch("-h", "scaling/eficiency")[0] == 2
     with pytest.raises(ValueError, match="unknown name"):
         explained("%%%")
+    with pytest.raises(ValueError, match="did you mean efficiency, jacobi/efficiency or scaling/"):
+        explained("efficency", ["efficiency"])
     for name in ("bogus", "again"):  # were told "did you mean gpus?" and "margin, engine or …"
         status, _, error = launch("-h", name)
         assert status == 2 and "did you mean" not in error

@@ -90,7 +90,7 @@ def test_a_script_without_steps_has_the_rate_that_it_prints(hydra, folder):
         (["run=gone.py"], "benchmark.run=gone.py: no such file"),
         (["run=gone"], "benchmark.run=gone: no such file or program"),
         (["run=./steps.py.txt"], "is not executable"),
-        (["run=null"], "expected a script with its arguments"),
+        (["run=null"], "benchmark.run=null: expected a script with its arguments"),
         (["run=steps.py 'open"], "is not a command"),
         (["run=steps.py --api-key=hunter2"], "looks like a secret"),
         (["run=steps.py", "launcher=[nowhere,-n]"], "benchmark.launcher=nowhere: no such program"),

@@ -53,7 +53,9 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
 def _words(field: str, typed: Any) -> list[str]:
     """Return the words of a command that is a text or a list."""
     try:
-        words = shlex.split(typed) if isinstance(typed, str) else [str(word) for word in typed]
+        words = (
+            shlex.split(typed) if isinstance(typed, str) else [str(word) for word in typed or ()]
+        )
     except (TypeError, ValueError) as error:
         raise Refused(f"{field}={typed}: is not a command ({error}); {EXPECTED}") from None
     if not words or not words[0]:
