@@ -187,8 +187,15 @@ NOISY = (
     "compiled_a",
     ["noisy"],
 )  # steps of up to 1.27 times the median: its rate is 3.5 % below its twin's
-# Small batches wait for the CPU; at 512 and 1,024 images a window of 1 s has few steps. Each cell says so, and nothing else.
-SMALL_OR_SHORT = {("h200_x1", "graphs"), ("h200_x1", "fastest")}
+# Small batches wait for the CPU; at 512 and 1,024 images a window of 1 s has few steps; the CPU of the questions' machine was
+# at times another's. Each cell says so, and nothing else.
+OF_QUESTIONS = (
+    "asked_precision_resnet50",
+    "asked_precision_inception_v3",
+    "precision_grid",
+    "asked_way",
+)
+SMALL_OR_SHORT = {("h200_x1", study) for study in ("graphs", "fastest", *OF_QUESTIONS)}
 TOLD_OF_THESE = {"noisy", "cpu_bound", "too_few_iterations", "not_stationary"}
 STRANGER = "h200_x1_stranger"  # tests/test_host_samples.py says what is told of it
 ON_SOCKETS = "h200_net"  # two GPUs that a variable made two hosts: tests/test_h200.py says what is told of them
@@ -253,13 +260,14 @@ def test_checks_of_today_find_nothing_new_in_the_samples_of_clean_records():
 
 
 def test_records_of_small_batches_and_short_windows_of_an_h200_are_suspect_for_that_alone():
-    records = [
-        record for place in SMALL_OR_SHORT for record in read_study(DATA.joinpath(*place))[0]
-    ]
-    judged = [(one.cell.optimize, judge(one, ValidityLimits())) for one in records]
+    judged = []
+    for place in SMALL_OR_SHORT:
+        for record in read_study(DATA.joinpath(*place))[0]:
+            if record.state == "finished":
+                judged.append((record.cell.optimize, judge(record, ValidityLimits())))
     suspect = [(how, one) for how, one in judged if one.verdict == "suspect"]
-    assert len(judged) == 45
-    assert len(suspect) == 20
+    assert len(judged) == 68
+    assert len(suspect) == 27
     assert all(one.verdict != "invalid" for _, one in judged)
     assert all(one.codes.keys() <= TOLD_OF_THESE for _, one in suspect)
     graphs = [[*one.codes] for how, one in suspect if how in ("graph", "compile_graph")]

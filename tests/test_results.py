@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
+from analysis.study.asked import answer, questions_of, replay
 from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
 
@@ -342,6 +343,48 @@ def test_the_fastest_rate():
         if steps is not base:
             ratios = [before / after - 1 for before, after in zip(base, steps, strict=True)]
             assert same(gain, 100 * sum(ratios) / len(ratios))
+
+
+def sweep_of(study):
+    """Return the finished records of a study of one GPU, and the seconds that its sweep took."""
+    text = (DATA / "h200_x1" / study / "journal.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    finished = [record for record in records(f"h200_x1/{study}") if record["metrics"].get(RATE)]
+    return finished, lines[-1]["time"] - lines[0]["began"]
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "grid"),
+    [
+        (0, "asked_layout_resnet50", "layout_grid"),
+        (1, "asked_layout_inception_v3", ""),
+        (2, "asked_precision_resnet50", "precision_grid"),
+        (3, "asked_precision_inception_v3", ""),
+        (4, "asked_way", ""),
+    ],
+)
+def test_questions_beside_their_grids(row, asked, grid):
+    """The answer is the question's own; the grid's is the ratio of its medians."""
+    (table,) = sections()["Questions"]
+    _, _, answered, effort, of_grid, grid_effort = table[row]
+    folder = DATA / "h200_x1" / asked
+    (question,) = questions_of(folder).values()
+    sentence = answer(question, replay(question, open_study(folder).records))[0]
+    verdict, _, difference = answered.partition(" ")
+    assert verdict in sentence.lower() and difference in sentence
+    for study, said in ((asked, effort), (grid, grid_effort)):
+        if study:
+            finished, seconds = sweep_of(study)
+            assert said == f"{len(finished)}, {seconds:.0f}"
+    if grid:
+        rates = {"false": [], "true": [], "fp32": [], "tf32": []}
+        for record in sweep_of(grid)[0]:
+            cell = record["cell"]
+            varied = cell["precision"] if "precision" in grid else str(cell["channels_last"])
+            rates[varied.lower()].append(record["metrics"][RATE])
+        changed, reference = re.findall(r"(false|true|tf32|fp32)`", table[row][0])
+        change = 100 * (median(rates[changed]) / median(rates[reference]) - 1)
+        assert of_grid == f"{change:+.1f} %".replace("-", "−")
 
 
 def test_blind_forecasts_of_one_gpu():

@@ -181,6 +181,7 @@ NAMELESS = ("own_bytes", "processes", "foreign_pids")
         ({"slower": 1.1}, "suspect", "busy 100 % of the timed windows, .* need 91 %"),
         ({"slower": 1.1, "busy_percent": 91}, "valid", ""),
         ({"slower": 1.35, "half_width": 0.128, "busy_percent": 81.5}, "valid", ""),  # clean, on an H100
+        ({"slower": 1.106, "half_width": 0.031, "busy_percent": 95.5}, "valid", ""),  # clean, on an H200
         ({"slower": 1.53, "half_width": 0.131, "busy_percent": 86.7}, "suspect", "87 %"),  # beside a load
         ({"without": (*NAMELESS, "busy_percent")}, "unchecked", "nor how busy"),
         ({"windows": False}, "unchecked", "not sampled before and in the timed windows"),

@@ -158,7 +158,7 @@ study_rewritten() {
 
 study_formats() {
   # Whether a layout and TF32 gain, on two models: four questions of two candidates, and the grids of the first. 1 GPU, 9.5 minutes.
-  # Fills a table of answers and seconds. Copy $out/asked_layout_MODEL, $out/grid_layout, …, packed, to tests/data/h200_x1.
+  # Fills a table of answers and seconds. Copy $out/asked_layout_MODEL, $out/layout_grid, …, packed, to tests/data/h200_x1.
   local network common layout format studies=()
   LINES_SHOWN=14
   # The first step in fp32 is slow at larger batches: cuDNN tried its algorithms for 55 s at 256.
@@ -167,12 +167,12 @@ study_formats() {
   common=(gpus=0 "${windows[@]}" "${short[@]}" noise_pairs=0)
   for network in $(small "resnet50 inception_v3" fmnist_cnn); do
     sweep 110 "asked_layout_$network" "${common[@]}" "model=$network" "${layout[@]}" ask=differs margin=1%
-    sweep 130 "asked_format_$network" "${common[@]}" "model=$network" "${format[@]}" ask=differs margin=1%
-    studies+=("asked_layout_$network" "asked_format_$network")
+    sweep 130 "asked_precision_$network" "${common[@]}" "model=$network" "${format[@]}" ask=differs margin=1%
+    studies+=("asked_layout_$network" "asked_precision_$network")
   done
-  cells 130 grid_layout "${common[@]}" "model=$model" "${layout[@]}" repeats=3
-  cells 130 grid_format "${common[@]}" "model=$model" "${format[@]}" repeats=3
-  finish "${studies[@]}" grid_layout grid_format
+  cells 130 layout_grid "${common[@]}" "model=$model" "${layout[@]}" repeats=3
+  cells 130 precision_grid "${common[@]}" "model=$model" "${format[@]}" repeats=3
+  finish "${studies[@]}" layout_grid precision_grid
 }
 
 study_strong_scaling() {

@@ -169,7 +169,7 @@ def curves_figure(
         if curve.ideal:
             axes.plot(*zip(*curve.ideal, strict=True), color=MUTED, lw=0.9, ls=DASHED, zorder=1)
         aside_pt = 0.0
-        if y.kind == "share":  # else intervals of efficiencies would cover each other
+        if y.kind in ("share", "change"):  # else their intervals would cover each other
             aside_pt = ASIDE_PT * (index - (len(curves) - 1) / 2)
         ends.append(_draw_curve(axes, curve, index, aside_pt))
         for position, _ in curve.ideal:
@@ -188,6 +188,8 @@ def curves_figure(
         axes.set_xlim(low - room, high + room)
     if x.ticks:
         axes.set_xticks([*x.ticks], [*x.ticks.values()])
+    elif not x.base:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(x.label, color=INK)
     axes.grid(axis="x", visible=False)
     _scale_y(axes, y, curves)
@@ -242,7 +244,7 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
         room = max(0.005, 0.1 * (high - low))
         bottom = low - room
         axes.set_ylim(max(0.0, bottom) if low >= 0 else bottom, high + room)
-    if y.kind == "share":
+    if y.kind in ("share", "change"):
         decimals = 0 if axes.get_ylim()[1] - axes.get_ylim()[0] > 0.06 else 1
         # A tick says its value with one decimal.
         axes.locator_params(axis="y", nbins=7, steps=(1, 2, 5, 10))

@@ -227,7 +227,7 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     """another program began while steps were timed: the driver lists one more process, or memory
     that is not the run's grew by more than {foreign_growth_gib}. Only suspect if the driver does
     not say whose memory it is, or if every GPU was busy for longer than these steps need: by more
-    than {foreign_busy_share} of the time and than the error of the mean
+    than {foreign_busy_share} of the time plus the error of the mean
 
     Stop the other programs on these GPUs and run again.
     """
@@ -280,7 +280,7 @@ def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) 
         return unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
     busy, ahead = min(busy_percents) / 100, min(1.0, ahead_ms / step_ms)
     # Where steps vary, so does their share of the windows.
-    if busy - ahead <= max(most, record.checks.get("half_width") or 0.0):
+    if busy - ahead <= most + (record.checks.get("half_width") or 0.0):
         return None
     text = (
         f"the GPUs were busy {100 * busy:.0f} % of the timed windows, in which the same steps, "
