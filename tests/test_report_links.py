@@ -128,6 +128,19 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+def test_the_fastest_of_three_settings_is_drawn_at_each_size(tmp_path):
+    busbws = {"": [1.0, 2.0, 6.0], "Ring": [0.9, 3.0, 5.0], "Tree": [0.5, 0.6, 0.7]}
+    made = []
+    for number, (algo, row) in enumerate(busbws.items(), 2):
+        made.append(of(number, "collectives", [0, 1], {}, run(2, row), f" · ALGO={algo}"))
+        made[-1]["cell"]["nccl"] = {"NCCL_ALGO": algo} if algo else {}
+    for count, fastest in ((3, [1.0, 3.0, 6.0]), (2, [])):
+        known = open_study(study(tmp_path / str(count), made[:count]))
+        (figure,) = benchmark_sections(known, Findings())["collectives"].figures
+        rows = [row for row in figure.data.rows if row[0] == "the fastest setting"]
+        assert [row[2].value for row in rows] == fastest
+
+
 TABLES = [("host_link", "host_link"), ("collectives", "nccl-tests"), ("p2p", "p2p_concurrent")]
 
 

@@ -19,7 +19,7 @@ from analysis.report.charts import (
     curves_figure,
     truncation_note,
 )
-from analysis.report.figure import COLOURS, Figure, for_width
+from analysis.report.figure import COLOURS, MUTED, Figure, for_width
 from analysis.report.numbers import number
 from analysis.report.section import Section, bounded, median_and_interval, records_of
 from analysis.report.table import Column, Table, metric_column
@@ -169,6 +169,7 @@ def collectives(study: Study, findings: Findings) -> Section:
                     "cell": run_name(record),
                     "collective": single_line(run.get("collective")),
                     "gpus": gpu_ids(record.cell.members),
+                    "nccl": record.cell.nccl,
                     "smallest_bytes": rows[0]["bytes"],
                     "smallest_us": rows[0]["time_us"],
                     "largest_bytes": rows[-1]["bytes"],
@@ -249,6 +250,9 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
             curves.append(DrawnCurve(label, points, colour, marker, end=" "))
     if not curves:
         return
+    fastest = _fastest_by_size(runs)
+    if fastest:
+        curves.append(DrawnCurve("the fastest setting", fastest, MUTED, "", end=" "))
     low, high = math.ceil(math.log2(min(sizes))), math.floor(math.log2(max(sizes)))
     apart = max(1, math.ceil((high - low) / for_width(SIZE_TICKS)))
     ticks = {}
@@ -263,6 +267,19 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
         Axis("bytes", "bytes", ticks=ticks, base=2),
         Axis("busbw, GB/s", "busbw_gb_per_s", base=10),
     )
+
+
+def _fastest_by_size(runs: Sequence[Mapping[str, Any]]) -> list[DrawnPoint]:
+    """Return the highest busbw of several NCCL settings by size, or nothing without such."""
+    settings = {tuple(sorted(run["nccl"].items())) for run in runs}
+    if len(settings) < 3 or len({(run["collective"], run["gpus"]) for run in runs}) > 1:
+        return []
+    fastest: dict[float, float] = {}
+    for run in runs:
+        for row in run["rows"]:
+            if row["bytes"] and row["busbw"]:
+                fastest[row["bytes"]] = max(row["busbw"], fastest.get(row["bytes"], 0.0))
+    return [DrawnPoint(size, Estimate(fastest[size])) for size in sorted(fastest)]
 
 
 def script(study: Study, findings: Findings) -> Section:
