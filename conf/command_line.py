@@ -183,8 +183,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
             )
         if "${" in text:
             raise Refused(
-                f"{text}: a record would keep what it stands for; let the shell expand it, or "
-                "write it out"
+                f"{text}: ${{…}} is not accepted, since a record would hold the value; let the "
+                "shell expand it, or write the value"
             )
         if group in WITH_RULES and option.partition(".")[0] in RULES:
             raise Refused(

@@ -56,7 +56,7 @@ from conf.options import Refused, accepted, check, expected_name, unknown_option
 from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
-CONFIG_DIR = "a folder with YAML of your own, as launch.py has it: the code that these name is run"
+CONFIG_DIR = "a folder with your own YAML, as for launch.py; the code that it names is run"
 NOT_DECLARED = (
     "a record names it, and no YAML of this installation does (--config-dir DIR adds yours)"
 )

@@ -153,7 +153,7 @@ def unknown_option(where: str, name: str, value: Any, names: Sequence[str]) -> s
     if where:
         prefix, group = f"{where.partition('=')[0]}.", f"option of {where}"
     near = nearest(name, names)
-    expected = expected_name(name, names)
+    expected = "it has no options" if [*names] == ["name"] else expected_name(name, names)
     if near in names:
         expected = f"did you mean {prefix}{near}={value}?"
     return f"{prefix}{name}={value}: unknown {group}; {expected}"

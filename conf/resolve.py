@@ -253,7 +253,7 @@ def _arithmetic(
     fields = {"precision": precision, "benchmark": benchmark, "optimize": optimize}
     for name, value in fields.items():
         if value in strategy.accepts.get(name, {}).get("refused", ()):
-            raise Refused(f"{name}={value}: works only with other strategies than {strategy.name}")
+            raise Refused(f"{name}={value}: needs another strategy than {strategy.name}")
     for name, limits in strategy.accepts.items():
         if device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
             raise Refused(f"strategy.{name}={options[name]}: works on GPUs only")

@@ -26,7 +26,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 class Sizes:
     """The image size and the batch size that `auto` means for a model on one kind of device."""
 
-    image_size: int | None = option(None, "pixels of a side", least=8, most=4096)
+    image_size: int | None = option(None, "pixels per side of an image", least=8, most=4096)
     batch_size: int = option(MISSING, "images or samples per rank and step", least=1, most=1 << 20)
 
 
@@ -37,7 +37,7 @@ class Model:
     name: str = MISSING
     library: str = option(
         MISSING,
-        "who builds it; python: your own module",
+        "what builds the model; python: a module of yours",
         words=("torchvision", "timm", "ringside", "python"),
     )
     builder: str = option(
@@ -57,7 +57,7 @@ class Model:
     least_image_size: int = option(
         32, "smallest image that its layers accept, pixels of a side", least=1, most=4096
     )
-    most_image_size: int = option(4096, "largest", least=1, most=4096)
+    most_image_size: int = option(4096, "largest image that they accept", least=1, most=4096)
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
     gigaflop: float | None = option(
@@ -303,7 +303,7 @@ class Config:
     )
     accumulate: int = option(
         1,
-        "micro-steps (forward and backward) of a step; gradients travel in the last one alone",
+        "micro-steps (forward and backward) per step; gradients are exchanged in the last one only",
         least=1,
         most=1024,
     )
@@ -316,7 +316,9 @@ class Config:
         auto=True,
         whole=True,
     )
-    image_size: Any = option("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
+    image_size: Any = option(
+        "auto", "pixels per side of an image", least=8, most=4096, auto=True, whole=True
+    )
     precision: str = option(
         "auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS
     )
@@ -332,8 +334,8 @@ class Config:
     cuda_device_max_connections: int | None = option(
         None,
         "CUDA_DEVICE_MAX_CONNECTIONS: hardware queues for the streams of a process; streams that "
-        "share one wait for each other, so it moves the time of steps that call NCCL; null: as it "
-        "is around the launcher (unset: 8)",
+        "share a queue wait for each other, which changes the time of steps that call NCCL; null: "
+        "the launcher's own value (unset: 8)",
         least=1,
         most=MOST_CONNECTIONS,
     )
@@ -381,13 +383,13 @@ class Config:
         words=QUESTIONS,
     )
     search: dict[str, Any] | None = option(
-        None, "ask=gains: the benchmark that searches, where the training only confirms"
+        None, "ask=gains: the benchmark to search with; training only confirms the winner"
     )
     margin: str = option("1%", "ask: candidates that differ by less may be called equal")
     budget: str | None = option(
-        None, "ask: stop after so long, as in 90s, 10min or 1h; null: never"
+        None, "ask: stop after this time, as in 90s, 10min or 1h; null: never"
     )
-    efficiency: str = option("90%", "ask=scales: the limit")
+    efficiency: str = option("90%", "ask=scales: the efficiency to stay above")
     rate: str | None = option(
         None,
         "ask=fastest: which rate counts where candidates differ in their number of GPUs",
@@ -398,12 +400,12 @@ class Config:
     )
     wait: bool = option(
         True,
-        "in the end for runs that another launcher is measuring; false: leave with exit status 3",
+        "wait at the end for runs that another launcher is measuring; false: exit with status 3",
     )
     rehearse: Any = option(
         False,
-        "try each run once and briefly, for a machine of so many GPUs (true: those of topology= or "
-        "of this one) whose ranks share what is here: what would fail there? Without ask, predict",
+        "try each run once, briefly, as if the machine had this many GPUs (true: as many as in "
+        "topology= or here), to see what would fail there; not with ask or predict",
         words=("True", "False"), least=1, most=64, whole=True,
     )  # fmt: skip
     dry_run: bool = option(False, "print the runs and the time they take, start nothing")

@@ -90,7 +90,8 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
         if key.partition(".")[0] not in GROUPS and _field_at(key) is None:
             return _unknown_key(key, None, arguments)
         hint = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
-        return f"{ambiguous[1]}: several values are a sweep; add -m{hint}"
+        typed = [each for each in arguments if each.startswith(f"{key}=")]
+        return f"{[*typed, ambiguous[1]][0]}: several values are a sweep; add -m{hint}"
     for argument in arguments if NO_GROUP_CHOICE in text else ():
         group, _, choice = argument.lstrip("+").partition("=")
         if group in GROUPS and choice not in choices(group):

@@ -260,7 +260,7 @@ def test_a_trace_tells_waiting_from_communication(waiting_ms, known):
     # The mean rank waits for the slowest GPU.
     behind_ms = sum(max(truth.alone_ms) - ms for ms in truth.alone_ms) / 4
     made = Simulator(truth).explained(FOUR, repeats=1)
-    assert "no trace" in waterfall_of(made)[1][WAITING].why
+    assert "only a trace" in waterfall_of(made)[1][WAITING].why
     for at, one in enumerate(made):
         if len(one.cell.gpus) > 1:
             made[at] = changed(one, metrics=one.metrics | {WAIT: waiting_ms + behind_ms})

@@ -187,7 +187,7 @@ def _by_runs(
     if len(ends) == 2 * len(measured):
         why = ""
         if lent_by:
-            why = f"too few repeats for an own ±; the one shown is that of {lent_by}"
+            why = f"too few repeats for a ± of its own; the one shown is taken from {lent_by}"
         return RankedCell(candidate, rate, min(ends), max(ends), runs, standing, why=why)
     return RankedCell(candidate, rate, runs=runs, standing=standing, why=NO_VARIATION)
 
@@ -198,7 +198,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("study", metavar="STUDY", help="the folder of a study with training runs")
     gpus = "subsets to choose from, of one size, such as 0+1,0+3"
     add("--gpus", metavar="LIST", required=True, help=gpus)
-    nccl = f"again for others to choose from; {UNTOUCHED}: none (default: the study's)"
+    nccl = f"repeat it to compare several; {UNTOUCHED}: no setting (default: the study's)"
     add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
     add("--per-node", help=argparse.SUPPRESS)  # of `predict`: refused with the way there
     add_choices(parser)

@@ -23,7 +23,7 @@ ORDER = ("invalid", "suspect", "finding", "unchecked")
 # Words and columns that are no metric and no code.
 WORDS = {
     "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one",
-    "one run": "stands in place of ± where run-to-run variation is unknown; repeats=3 measures it",
+    "one run": "shown instead of ± where run-to-run variation is unknown; repeats=3 measures it",
     "GPUs": "the GPU ids of a run, in the order of its ranks",
     "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",
     "state": "finished, failed, interrupted, done before or not started",
@@ -31,15 +31,15 @@ WORDS = {
     "valid": "every check that could run was passed",
     "suspect": "the numbers are used, with a mark: a check doubts them; see its code",
     "invalid": "the numbers are wrong and enter no baseline and no comparison; see its code",
-    "rehearsal": "the run was tried for another machine (rehearse=); it has no number of time",
+    "rehearsal": "the run was tried for another machine (rehearse=); it has no timings",
     "unchecked": "a check could not run; its sentence says why",
-    "not applicable": "a check has nothing to look at in such a run",
+    "not applicable": "the check does not apply to this run",
     "finding": "worth knowing; the numbers stay valid",
     "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
     "link class": "the wires between two GPUs: NV# (NVLinks), PIX, PXB, PHB, NODE or SYS",
-    "result": "the first number of a benchmark that trains nothing",
+    "result": "the main number of a benchmark without training",
     "repeat": "which round of repeats= a run belongs to",
-    "run": "first, again (the pair that shows run-to-run variation) or drift",
+    "run": "first, again (a repeat that shows run-to-run variation) or drift",
     "drift": "the first run measured once more at the end: it shows whether the machine changed",
     "bar": "images per second, as a bar",
     "baseline": "the same configuration on one GPU; efficiency is against the slowest of them",
@@ -83,7 +83,8 @@ def definitions() -> dict[str, Definition]:
         if entry.column:
             named.setdefault(entry.column, named[entry.name])
     for path in FAST_PATHS:
-        meaning = f"a fast path, asked for by {path.asked_by}; proved by {path.evidence}"
+        evidence = re.sub(r"\{\w+\}", "…", path.evidence)
+        meaning = f"a fast path, asked for by {path.asked_by}; proved by {evidence}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, "", "", verdict, remedy)

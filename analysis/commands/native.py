@@ -112,7 +112,7 @@ TRACE is one run, as one of these (all may end in .gz):
 Communication  kernels of NCCL and copies between GPUs; without NCCL, calls of gloo
 Exposed        communication while no other kernel ran on that GPU
 Wait           from a rank's start of a collective until the last rank has started it
-Transfer       the time of the rank that took least"""
+Transfer       the time of the fastest rank"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -123,10 +123,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = TRACE_HELP
         add("trace", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…")
-        steps = "count only what belongs to a step, as a record does"
+        steps = "count only what happens inside steps, as metrics of a run do"
         add("--within-steps", action="store_true", help=steps)
         add("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
-        step = "number of the step to draw, from 0 (default: one of median time)"
+        step = "number of the step to draw, from 0 (default: the step of median time)"
         add("--step", metavar="N", type=int, help=step)
     elif command == "p2p":
         add("file", metavar="FILE", help=FILES[command])

@@ -127,7 +127,7 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     sizes = "images per GPU, such as 128,256 (default: the study's)"
     add("--batch-size", "--batch", metavar="SIZES", help=sizes)
     for name, example in WORK.items():
-        words = f"such as {example}: those of the study that count (default: all)"
+        words = f"such as {example}: use only these runs of the study (default: all)"
         add(f"--{name}", metavar="WORDS", help=words)
 
 
@@ -352,7 +352,7 @@ def measured_doubts(
                 own = forecast(calibration, query).efficiency
                 low, high = share.low or share.value, share.high or share.value
                 if not low - LEAST_ERROR <= own <= high + LEAST_ERROR:
-                    lines.append(f"{what} contradicts its own forecast, {number(own, 'share')}.")
+                    lines.append(f"{what} contradicts the forecast of it, {number(own, 'share')}.")
                     if own > share.value:
                         most[query.workload, query.strategy] = query, float(share.value)
     return lines, most

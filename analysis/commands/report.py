@@ -37,12 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add("study", metavar="STUDY", type=Path, help=folder)
         return
     studies = (
-        "the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside each "
-        "other. LABEL=FOLDER gives one a name"
+        "the folder of a study: <output_dir>/<study>; several, or an output_dir, are shown side "
+        "by side. LABEL=FOLDER gives one a name"
     )
     add("--config-dir", metavar="DIR", type=Path, help=groups.CONFIG_DIR)
     add("studies", metavar="STUDY", nargs="+", help=studies)
-    output = "where to write; default: STUDY/report, of several report-NAMES-HASH beside the first"
+    output = "folder to write to; default: STUDY/report; of several: report-NAMES-HASH beside them"
     add("-o", "--output", metavar="DIR", type=Path, help=output)
     archive = (
         "write one archive instead, with records, raw samples and report, that others can check "

@@ -215,7 +215,7 @@ def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
 
 
 CLOCKS = "other clocks than alone"
-AT_MOST = "at most: as if all of a step slowed down with the clock; not significant"
+AT_MOST = "upper bound, if the whole step slowed down with the clock; not significant"
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD = "spread between GPUs", "strategy overhead on one GPU"
 CONTENTION, WAITING = "contention", "waiting for a peer"
@@ -377,7 +377,7 @@ class ExplainedSubset:
         for_slower = mean_step([self.slowest - step for step in self.steps.values()])
         parts = [LossPart(COMMUNICATION, exposed, why)]
         if traced is None or for_slower is None:
-            unknown = "part of the exposed communication: no trace tells them apart"
+            unknown = "included in exposed communication: only a trace can separate them"
             parts.append(LossPart(WAITING, None, unknown))
         elif len(self.rates) < runs.cell.world_size:
             parts.append(

@@ -20,7 +20,6 @@ from analysis.study.intervals import LEVEL, Estimate, quantile
 from analysis.study.provenance import mapping
 from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
-from analysis.text import count
 from conf.cell import Member
 
 BUSBW = "comm/busbw_gb_per_s"
@@ -223,7 +222,10 @@ def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> dict[str, str]:
             measured, runs = with_exchange, cells[0].runs
     if runs.cell.device != "cuda":
         return {}
-    option, needed = "nccl.max_nchannels=1,2,4,8", f"needs {FEWEST} with different GB/s"
+    option, needed = (
+        "nccl.max_nchannels=1,2,4,8",
+        f"needs {FEWEST} configurations with different GB/s",
+    )
     links = mapping(runs.records[0].environment.get("links"))
     if len({*map(str, links.values())}) > 1:
         option = "gpus=classes"
@@ -232,8 +234,7 @@ def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> dict[str, str]:
     elif all(cell.cost_ms is None for cell in measured):
         why, option = f"no run measured the overhead of {runs.strategy}", ""
     elif len(measured) < FEWEST:
-        exchanges = count(len(measured), "configuration")
-        why = f"{needed}; {exchanges} of {runs.strategy} measured the exchange"
+        why = f"{needed}; {runs.strategy} has {len(measured)}"
     else:
         speeds = [cell.runs.median(BUSBW) or 0.0 for cell in measured]
         ends = f"{min(speeds):.0f} to {max(speeds):.0f} GB/s"

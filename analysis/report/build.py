@@ -45,6 +45,7 @@ from analysis.report.sections.resources_section import resources
 from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
 from analysis.report.sections.studies_section import changes, studies
 from analysis.report.summary import SENTENCES, sentences
+from analysis.study.names import short_names
 from analysis.study.provenance import hardware
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
@@ -129,7 +130,7 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
             names = [each.label or each.folder.resolve().name for each in asked]
         study = replace(
             Study.of(records, by_study=True),
-            name=single_line(join_words(names), 200),
+            name=single_line(join_words([*short_names(names).values()]), 200),
             compared=check.sentence(),
         )
         compared = {side.name: differences(sides[:1], [side]) for side in sides[1:]}

@@ -148,8 +148,8 @@ def about_costs(study: Study) -> str:
     if median_of(study.records, COST) is None:
         return ""
     return (
-        " An overhead that was measured once has the interval within its run; “–”: the run is "
-        "suspect, and the overhead may be zero."
+        " An overhead from one run has the interval of that run's own steps; “–”: it is suspect, "
+        "and may be zero."
     )
 
 

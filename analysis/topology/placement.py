@@ -325,8 +325,8 @@ class Placement:
             brackets.append(bracket)
         if best.bandwidth != worst.bandwidth:
             return (
-                f"{best.describe()} is the best {kind}: its rings carry most{brackets[0]}; "
-                f"the worst, {worst.describe()}, carries least{brackets[1]}."
+                f"{best.describe()} is the best {kind}: its rings are the fastest{brackets[0]}; "
+                f"the worst is {worst.describe()}{brackets[1]}."
             )
         if (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
             return f"Every {kind} of this machine is as good as {best.describe()}."

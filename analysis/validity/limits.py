@@ -333,9 +333,7 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "time between the steps is missing in their times: {}")
 def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
-    """CPU workers: more than 2 % of the time, and 0.1 ms a step, passed between the steps and is in
-    no sample
-    """
+    """CPU workers: more than 2 % of the time, and 0.1 ms a step, is between steps, in no sample"""
     if record.cell.device == "cuda":
         return not_applicable("on GPUs clocks_disagree checks this")
     share = record.checks.get("between_steps_share")

@@ -157,7 +157,7 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
     """a GPU lowered its clocks for heat or a power brake in a measured phase; its own power
     limit does not count and is only recorded
 
-    Cool the GPU, or look for what brakes its power, then run again.
+    Cool the GPU, or find what limits its power, then run again.
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(

@@ -233,8 +233,8 @@ def refuse(cell: Cell, room: Room) -> None:
         raise Refused(f"benchmark.collective=send_recv: {why}")
     if calls == "torch" and coalesced > 1 and name not in COALESCED:
         raise Refused(
-            f"benchmark.coalesced={coalesced}: torch.distributed joins {', '.join(COALESCED)}; "
-            f"{name} works only with calls=nccl"
+            f"benchmark.coalesced={coalesced}: torch.distributed coalesces only "
+            f"{', '.join(COALESCED)}; for {name} add benchmark.calls=nccl"
         )
     sizes(cell)
     buffers = 1 if measured == ("in_place",) else 2

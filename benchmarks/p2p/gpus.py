@@ -62,7 +62,7 @@ class PairStream:
 class Gpus:
     """Copies between the GPUs of a subset, by their place in it; `ids` are numbers for people."""
 
-    words = {"enabled": "peer access", "disabled": "copies that the driver stages"}  # noqa: RUF012
+    words = {"enabled": "peer access", "disabled": "copies staged by the driver"}  # noqa: RUF012
 
     def __init__(self, ids: Sequence[int], size_bytes: int, copy: str) -> None:
         """Take two buffers of `size_bytes` on each GPU. `copy` is engine or sm.

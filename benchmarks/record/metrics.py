@@ -139,7 +139,11 @@ _TABLE = (
     ),
     _plain("predicted/efficiency", "forecast efficiency", since=6),
     _plain("predicted/exposed_ms", "forecast of exposed communication", signed=True, since=6),
-    _plain("predicted/null_step_ms", "step time if nothing changed", since=6),
+    _plain(
+        "predicted/null_step_ms",
+        "step time if overhead and compute were as in the nearest run",
+        since=6,
+    ),
     _plain(
         "prediction/error",
         "error of the forecast step time",
@@ -161,7 +165,7 @@ _TABLE = (
     ),
     _more(
         "scaling/efficiency_at_equal_clocks",
-        "efficiency at equal clocks",
+        "efficiency if the SM clocks were equal",
         "%",
         formula="efficiency × SM clock of the slowest GPU alone ÷ SM clock of the run",
     ),
@@ -179,7 +183,7 @@ _TABLE = (
         formula="step time with the loader − step time with batches that are already on the device",
     ),
     _less("data/wait_ms", "time per step that the host waits for the loader"),
-    _less("comm/exchange_ms", "exchange alone", column="exchange ms"),
+    _less("comm/exchange_ms", "time of one exchange, without compute", column="exchange ms"),
     _more(
         "comm/ideal_ratio",
         "speed of the exchange as a share of its reference",
@@ -219,12 +223,13 @@ _TABLE = (
         column="hidden",
         formula="1 − exposed communication ÷ exchange alone",
     ),
-    _plain("comm/ideal_ms", "time that the reference needs"),
-    _less(
-        "comm/pipelined_ms",
-        "exchange in a stream of exchanges, each begun before the last one ends",
+    _plain("comm/ideal_ms", "time of the reference for the same bytes"),
+    _less("comm/pipelined_ms", "time per exchange where each begins before the last one ends"),
+    _more(
+        "comm/pipelined_ratio",
+        "speed of overlapping exchanges as a share of the reference",
+        decimals=0,
     ),
-    _more("comm/pipelined_ratio", "the same in a stream of exchanges", decimals=0),
     _plain("comm/bytes_moved", "bytes that each rank sends in an exchange", "bytes"),
     _less(
         "comm/bytes_per_image",
@@ -233,7 +238,7 @@ _TABLE = (
         since=8,
         formula="bytes that each rank sends ÷ its images between two exchanges",
     ),
-    _less("comm/error", "error of the first exchange"),
+    _less("comm/error", "relative error of the first exchange"),
     _less("step/ms_median", "median step time", "ms"),
     _less("step/ms_p95", "95th percentile of step times", "ms"),
     _less("step/launch_ms", "host time to enqueue a step"),
@@ -246,7 +251,7 @@ _TABLE = (
         "%",
         formula="time of the slowest rank ÷ time of the fastest − 1",
     ),
-    _less("gpu/busy_ms", "time of a step in which the device works"),
+    _less("gpu/busy_ms", "time per step in which the device is busy"),
     _less(
         "gpu/idle_share",
         "share of a step in which the GPU idles",
@@ -285,7 +290,7 @@ _TABLE = (
         "of 3 s or more",
     ),
     _plain("gpu/power_capped_share", "share of samples at which the power cap slowed the GPU"),
-    _plain("reference/<way>_ms", "time that a reference needs"),
+    _plain("reference/<way>_ms", "time of one reference for the same bytes"),
     _less("stage/<name>_ms", "one stage of the exchange, by itself"),
     _less("staleness/mean", "mean staleness", "updates", decimals=2),
     _less("staleness/max", "largest staleness", "updates"),
@@ -375,16 +380,19 @@ _TABLE = (
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency within one GPU"
     ),
     _less("p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share", "spread of the repeats"),
-    _more("p2p/{matching|one_to_all|all_to_one}_gb_per_s", "copies at once"),
+    _more("p2p/{matching|one_to_all|all_to_one}_gb_per_s", "concurrent copies, in total"),
     _more(
         "p2p/{matching|one_to_all|all_to_one}_share",
-        "share of its own rate that the slowest copy keeps",
+        "share of its solo rate that the slowest concurrent copy keeps",
     ),
-    _more("host_link/all_both_gb_per_s", "both ways, all at once", first=True),
-    _more("host_link/one_both_gb_per_s", "both ways, one alone", first=True),
-    _more("host_link/{one|all}_host_{copy|add}_gb_per_s", "host memory", first=True),
-    _more("host_link/{one|all}_{to_device|to_host}_gb_per_s", "pinned memory"),
-    _more("host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s", "pageable memory"),
+    _more("host_link/all_both_gb_per_s", "copies both ways, all GPUs at once", first=True),
+    _more("host_link/one_both_gb_per_s", "copies both ways, one GPU at a time", first=True),
+    _more("host_link/{one|all}_host_{copy|add}_gb_per_s", "copy or add in host memory", first=True),
+    _more("host_link/{one|all}_{to_device|to_host}_gb_per_s", "copies with pinned memory"),
+    _more(
+        "host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s",
+        "copies with pageable memory",
+    ),
 )
 
 

@@ -150,7 +150,10 @@ def plan(
         if not first.dry_run:
             rehearsal.refuse_old_nccl(machine, surroundings)
         order = ordered(unique, first.repeats, first.seed, twice)
-        notices = ["a rehearsal: runs are brief, and no time counts", *dict.fromkeys(notices)]
+        notices = [
+            "a rehearsal: runs are brief, and their times are not used",
+            *dict.fromkeys(notices),
+        ]
         config, order = rehearsal.rehearsed(first, machine, order)
         return Plan(config, machine, order, notices, nsys)
     if twice:
@@ -290,7 +293,7 @@ def _about_cpu_workers(
             f"{share}, its share of {cores}"
         )
     if any(by_link(config.gpus) for config in configs):
-        yield "CPU workers have no links: the first are the best, the worst and the only class"
+        yield "CPU workers have no links, so there is one class: the first ones stand for all"
     if has_settings:
         yield (
             "NCCL settings have no effect on CPU workers, which use gloo: of runs that differ in "

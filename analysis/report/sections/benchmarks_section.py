@@ -312,8 +312,8 @@ def p2p(study: Study, findings: Findings) -> Section:
                 rows.append(concurrent | shown)
     table = Table.of(
         "contention",
-        "Copies at the same time: GB/s of all together, and the least share that a copy keeps of "
-        "its rate alone.",
+        "Concurrent copies: GB/s in total, and the share of its solo rate that the slowest copy "
+        "keeps.",
         (
             Column("gpus", "GPUs"),
             Column("pattern", "pattern"),
@@ -373,8 +373,8 @@ def jacobi(study: Study, findings: Findings) -> Section:
 
     table = Table.of(
         "jacobi",
-        "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a "
-        "share of a copy's.",
+        "Halo exchange, strong scaling; memory bandwidth of the stencil on one device, and as a "
+        "share of that of a copy.",
         (
             Column("cell", "run", run_name),
             Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),

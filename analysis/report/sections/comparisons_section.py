@@ -295,8 +295,8 @@ def _matrix(group: Sequence[Comparison], name: str) -> Table:
             Column(f"against_{position}", f"against {position}", against(column), "change")
         )
     caption = (
-        "Each configuration against the faster ones, by their numbers, with 95 % intervals. n. s.: "
-        "not significant."
+        "Each configuration against the faster ones (columns: their numbers), with 95 % "
+        "intervals. n. s.: not significant."
     )
     return Table.of(name, caption, columns, order)
 
@@ -320,10 +320,10 @@ def differences(findings: Findings) -> str:
         if pair.verdict in VERDICT_LOOKS:
             real.append(pair)
     if not findings.comparisons:
-        return "No two configurations of this study differ in one thing alone."
+        return "No two configurations of this study differ in one option only."
     if not judged:
         pairs = count(len(findings.comparisons), "pair differs", "pairs differ")
-        return f"{pairs} in one thing alone; too few repeats to test the differences."
+        return f"{pairs} in one option only; too few repeats to test the differences."
     if not real:
         line = f"No difference is significant in {count(len(judged), 'comparison')}"
         if least:
@@ -384,9 +384,8 @@ def noise(study: Study, findings: Findings) -> Section | None:
 
     table = Table.of(
         "noise_floor",
-        "Run-to-run variation (95 %), estimated from repeated runs. One that is taken from "
-        "other configurations is never below what a configuration's own runs show; of these the "
-        "widest.",
+        "Run-to-run variation (95 %), estimated from repeated runs. Taken from other "
+        "configurations, it is the widest of theirs, and never below what its own runs show.",
         (
             *differing("text", strategy="strategy", model="model"),
             *differing("count", batch_size="batch"),

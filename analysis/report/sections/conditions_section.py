@@ -104,7 +104,7 @@ def _validity_lines(study: Study) -> list[str]:
     if study.compared:
         lines.append(study.compared)
     if unchecked:
-        lines.append(f"In {count(unchecked, 'run')} not every check could be made.")
+        lines.append(f"Not every check could be made on {count(unchecked, 'run')}.")
     if study.replaced:
         attempts = "other attempt at the same runs is", "other attempts at the same runs are"
         lines.append(f"{count(len(study.replaced), *attempts)} not counted.")

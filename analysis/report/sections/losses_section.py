@@ -90,7 +90,7 @@ def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
         before.insert(0, ("all members alone", Estimate(sum_alone + fall.ideal.value)))
     before.append((f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
     lost = Estimate(fall.residual, fall.residual_low, fall.residual_high)
-    after.append((RESIDUAL, WaterfallPart(RESIDUAL, lost, "what no part explains")))
+    after.append((RESIDUAL, WaterfallPart(RESIDUAL, lost, "not explained by any part")))
     rows = []
     for name, step in (*before, *after, ("measured", fall.measured)):
         row: dict[str, Any] = {"part": name, "why": "", "step": step}

@@ -181,8 +181,8 @@ def links(study: Study, findings: Findings) -> Section | None:
     names = short_names(subset.label for subset in exchanging)
     alone = "peer copies GB/s"
     caption = (
-        "Bus bandwidth of the gradient exchange, beside what the slowest link carries by measured "
-        "copies and by its data sheet."
+        "Bus bandwidth of the gradient exchange, beside the bandwidth of the slowest link, as "
+        "measured by copies and as on its data sheet."
     )
     if any((subset.link_class or "").startswith(NET) for subset in findings.wires):
         alone = "links alone GB/s"
@@ -240,8 +240,8 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         texts.append(sentence(text))
         if line.speeds == 2:
             texts.append(
-                "The links have only two speeds here, and a line goes through any two points: "
-                "nothing between them tests it."
+                "Only two link speeds were measured, and a line fits any two points: no third "
+                "one tests it."
             )
         if panel > MOST_LINES:
             continue

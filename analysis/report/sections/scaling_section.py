@@ -76,7 +76,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             fits.append(row | {"parameters": ", ".join(shares)})
     fits_table = Table.of(
         "fits",
-        "Laws fitted where enough numbers of GPUs were measured; error: of the farthest point.",
+        "Scaling laws, fitted where enough GPU counts were measured; error: of the worst point.",
         columns_of(curve="configuration", law="law", parameters="shares")
         + columns_of("share", error="error"),
         fits,
@@ -121,8 +121,8 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
     caption = f"Each configuration: the median of its runs.{about_intervals(study)}"
     if has_efficiency:
         caption += (
-            f" Efficiency and speed-up: against the slowest GPU alone{hosts}. At equal clocks: as "
-            "if steps followed the SM clock; steps that wait for memory follow it less."
+            f" Efficiency and speed-up: against the slowest GPU alone{hosts}. At equal clocks: if "
+            "step times followed the SM clock; those of memory-bound steps follow it less."
         )
     scaling = {id(curve) for curve, point in points if point.efficiency is not None}
     return Table.of(
