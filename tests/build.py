@@ -106,7 +106,6 @@ def strategy_of(asked):
 
 
 def exchange_cell(case):
-    """The cell of a case of benchmark=exchange."""
     benchmark = options_of(
         "benchmark",
         {"name": "exchange", "iterations": 3, "limit_iterations": 2, **case["exchange"]},
@@ -138,7 +137,6 @@ def links_cell(workers, asked):
 
 
 def several_hosts_cells(hosts, gpus):
-    """Cells of every benchmark that works over several hosts, by name."""
     staged, hierarchical = (
         {"strategy": strategy_of({"name": name})} for name in ("cpu_staged", "hierarchical")
     )
@@ -433,12 +431,10 @@ def described(**changes):
 
 
 def host(name, **changes):
-    """A host that describes itself so."""
     return Host.described(name, described(**changes))
 
 
 def interface(name, *addresses, mbit_per_s=1000, loopback=False, inner=False):
-    """An interface as a description has it."""
     return {
         "name": name,
         "addresses": list(addresses),
@@ -449,7 +445,6 @@ def interface(name, *addresses, mbit_per_s=1000, loopback=False, inner=False):
 
 
 def fleet(**changes_of):
-    """A fleet of the hosts of these names, each with its changes."""
     return Fleet(tuple(host(name, **changes) for name, changes in changes_of.items()))
 
 

@@ -63,7 +63,6 @@ def calibrate(rank, folder):
 
 
 def alone(folder):
-    """Return what one rank alone finds."""
     ranks = Ranks(0, 1, device("cpu"))
     cell = make_cell((0,), strategy_of(STRATEGIES["ddp"] | BUCKETS), calibrate="all")
     with mock.patch.object(measure, "MOST_STEPS", QUICK["MOST_STEPS"]):
@@ -112,7 +111,6 @@ def a_layer_sleeps(training):
 
 
 def a_collective_is_slow(training):
-    """Let the largest size sleep."""
     usual = training.strategy.bucket_exchange
     largest = measure.TIMES_THE_LARGEST * max(
         bucket.sent_bytes for bucket in training.strategy.buckets()

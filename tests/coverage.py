@@ -74,7 +74,6 @@ def timed(ms):
 
 
 def codes_of_time(ms, device="cuda"):
-    """Return the codes that the checks of time give a run of these steps."""
     checks = {"stationarity": statistics.stationarity(ms), "pauses": statistics.pauses(ms)}
     checks["iterations"] = len(ms)
     metrics = {"step/ms_median": statistics.median(ms)}
@@ -189,7 +188,6 @@ def drawn_cell(draw, runs, floor, name, noise=1.0):
 
 
 def holds_rate(draw, runs, freedom, study, noise=1.0):
-    """Return whether the interval of one cell's rate holds the next run."""
     floor = drawn_floor(draw, freedom, f"floor {study}")
     sample, following = drawn_cell(draw, runs, floor, f"cell {study}", noise)
     shown = sample.next_run()
@@ -210,7 +208,6 @@ def holds_efficiency(draw, runs, freedom, study, gpus):
 
 
 def share_held(holds, runs, freedom, studies, **more):
-    """Return the share of studies in which an interval holds the next run."""
     draw = np.random.default_rng([runs, freedom])
     return float(np.mean([holds(draw, runs, freedom, study, **more) for study in range(studies)]))
 

@@ -36,7 +36,6 @@ LEAST_HELD, MOST_VERDICTS = 0.9, 0.05
 
 @cache
 def studies():
-    """Return every committed study of H200s."""
     return [open_study(path) for path in sorted(DATA.glob("h200_*/*")) if path.is_dir()]
 
 
@@ -175,7 +174,6 @@ def by_machine(records):
 
 
 def tables(studies=STUDIES):
-    """Yield the tables, line by line."""
     yield "Equal cells of the committed studies: a further run lies in the interval of the next run (inside one run)"
     strategies = sorted({strategy for _, strategy in held()})
     yield f"{'strategy':>26}" + "".join(f"{metric:>32}" for metric in METRICS)

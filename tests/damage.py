@@ -186,7 +186,6 @@ def rename_entry(random, data, siblings):
 
 
 def nest(random, data, siblings):
-    """Nest a value thousands of levels deep."""
     depth = random.choice((60, 300, 2_000, 100_000))
     brackets = (("[", "]"), ('{"a":', "}"), ("<a>", "</a>"), ("- ", ""), ("{a: ", "}"))
     opening, closing = random.choice(brackets)

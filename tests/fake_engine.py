@@ -148,7 +148,6 @@ def is_done(job):
 
 
 def ends(status):
-    """The agent ends."""
     return lambda job: setattr(job, "status", status)
 
 

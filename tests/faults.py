@@ -104,7 +104,6 @@ class PlantedSweep:
         self.status = None  # of the last launcher that ended
 
     def replant(self, faults):
-        """Plant other faults for the next launcher."""
         self.faults = faults
         planted = {str(key): dataclasses.asdict(fault) for key, fault in faults.items()}
         (self.plant / "planted.json").write_text(json.dumps(planted))
@@ -143,7 +142,6 @@ class PlantedSweep:
         return process
 
     def run(self, *overrides, caps=None, timeout_s=600):
-        """Run a launcher to its end; return its exit status."""
         return self.wait(self.start(*overrides, caps=caps), timeout_s)
 
     def wait(self, process, timeout_s=600):
@@ -156,7 +154,6 @@ class PlantedSweep:
         return self.status
 
     def end(self):
-        """Kill what still runs of this sweep."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
@@ -173,7 +170,6 @@ class PlantedSweep:
 
     @property
     def everything_printed(self):
-        """What all launchers printed."""
         return self._output.read_text(errors="replace")
 
     def tokens(self):

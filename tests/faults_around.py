@@ -86,7 +86,6 @@ def disk_fails(sweep, _):
 
 
 def unmounted(sweep, _):
-    """output_dir's file system is taken away."""
     disk = sweep.folder / "disk"
     disk.mkdir()
     sweep.mount(f"mount -t tmpfs none {disk}; mount --bind {disk} {sweep.out}")
@@ -102,7 +101,6 @@ def unmounted(sweep, _):
 
 
 def shared_memory_full(sweep, _):
-    """/dev/shm has no page left."""
     sweep.mount("mount -t tmpfs -o size=64m none /dev/shm")
     yield
     sweep.mount("cat /dev/zero > /dev/shm/ballast || true 2>&-")
@@ -123,14 +121,12 @@ def oom_killed(sweep, _):
 
 
 def no_memory(sweep, _):
-    """Python raises MemoryError in a rank."""
     yield
     sweep.go("bytearray(1 << 60)")
     yield
 
 
 def address_space(sweep, mib):
-    """No process may have more than so many MiB of addresses."""
     yield from limited(sweep, "as", mib * MIB)
 
 
@@ -175,7 +171,6 @@ def processes(sweep, count):
 
 
 def control_group(sweep, controller):
-    """A control group of our own."""
     if os.geteuid() != 0:
         pytest.skip("needs root: control groups")
     name = f"ringside-{os.getpid()}-{time.monotonic_ns()}"
@@ -225,7 +220,6 @@ def made_store(sweep):
 
 
 def store_locked(sweep, seconds):
-    """Another process holds the store's lock."""
     file = made_store(sweep)
     yield
     held, planted = threading.Event(), threading.Thread(target=lambda: hold(file, seconds, held))
@@ -244,7 +238,6 @@ def hold(file, seconds, held):
 
 
 def store_damaged(sweep, offset):
-    """There is rubbish in the store's file."""
     file = made_store(sweep)
     yield
     with file.open("r+b") as opened:
@@ -255,7 +248,6 @@ def store_damaged(sweep, offset):
 
 
 def store_read_only(sweep, _):
-    """The store's file cannot be written."""
     if sweep.phase == "start":
         made_store(sweep)
     sweep.mount("true")
@@ -267,7 +259,6 @@ def store_read_only(sweep, _):
 
 
 def store_removed(sweep, _):
-    """The store's file is removed."""
     made_store(sweep)
     yield
     (sweep.output_dir / "mlflow.db").unlink()

@@ -137,7 +137,6 @@ def out_of_gpu_memory(pid):
 
 
 def message_that_nobody_sends(pid):
-    """Wait in NCCL for a message from another rank, which sends none."""
     import torch
     import torch.distributed as dist
 

@@ -155,7 +155,6 @@ def stepping(folder):
 
 
 def server_of(folder):
-    """The process of a cell's first server."""
     lines = read_lines(folder / "ranks" / "2.jsonl")
     return next(line["pid"] for line in lines if line["kind"] == "start")
 
@@ -228,7 +227,6 @@ def reported(stats):
 
 
 def summary(outcomes):
-    """Lines with the figures of a campaign."""
     right = {
         "right": [one["right"] for one in outcomes],
         "cause right": [one["cause"] == one["expected_cause"] for one in outcomes],

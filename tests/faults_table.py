@@ -82,7 +82,6 @@ def of_servers(seed):
 
 
 def of_agents(seed):
-    """Faults of the agent, while its ranks are in a phase."""
     killed = [Fault("SIGKILL", phase, "agent", "killed", None) for phase in OF_RANKS]
     # Its ranks go on and end; that it does not is told after the time of a start.
     stopped = [
@@ -103,7 +102,6 @@ def of_profiled_passes(seed):
 
 
 def of_the_launcher(seed):
-    """Signals to the launcher in every phase."""
     faults = []
     for kind, (composing, later) in SIGNALS.items():
         for phase in PHASES:
@@ -120,7 +118,6 @@ def of_the_launcher(seed):
 
 
 def of_two_hosts(seed):
-    """Faults of ranks that are on two hosts, a and b."""
     return [replace(fault, host="ab"[fault.process]) for fault in of_ranks(seed)]
 
 

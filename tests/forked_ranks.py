@@ -188,8 +188,6 @@ def more(rank, trained):
 
 
 class Faulty(ExchangeAlone):
-    """An exchange with a fault in what it returns."""
-
     def __init__(self, real, fault):
         self.real, self.fault = real, fault
 
@@ -334,7 +332,6 @@ def rank_main(folder, cases, rank):
 
 
 def of_case(rank, name, case, folder):
-    """What a rank finds in a case."""
     whole = {
         "measuring": measuring.measure,
         "calibrating": calibrating.calibrate,

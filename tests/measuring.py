@@ -108,7 +108,6 @@ def measure(rank, folder):
 
 
 def case_folder(folder, name):
-    """Return the folder of a case's lines."""
     made = CellFolder(folder / name)
     made.rank_lines(0).parent.mkdir(parents=True, exist_ok=True)
     return made

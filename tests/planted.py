@@ -187,7 +187,6 @@ def edit_lines(folder, rank, change, **wanted):
 
 
 def edit_json(path, change):
-    """Change one JSON object in a file."""
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))

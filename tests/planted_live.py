@@ -30,8 +30,6 @@ STEPS |= {"exchange_iterations": 0, "exposed_rounds": 0, "calibrate": "none"}
 
 
 class Switch:
-    """Whether the faults act."""
-
     on = False
     only_timed = False
 
@@ -252,14 +250,12 @@ class Live(NamedTuple):
 
 
 def clips(strategy, optimizer):
-    """Update by clipped gradients."""
     for group in optimizer.param_groups:
         torch.nn.utils.clip_grad_norm_(group["params"], 0.01)
     optimizer.step()
 
 
 def drops(strategy, optimizer):
-    """Update, and drop the gradients."""
     optimizer.step()
     for group in optimizer.param_groups:
         for weight in group["params"]:

@@ -186,5 +186,4 @@ def run(rank, folder):
 
 
 def run_clean(rank, folder):
-    """The facts of clean runs."""
     return [clean(number) for number in range(CLEAN_RUNS)]

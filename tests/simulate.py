@@ -146,7 +146,6 @@ class Simulator:
 
 
 def changed(record, **fields):
-    """A record with other fields."""
     return dataclasses.replace(record, **fields)
 
 

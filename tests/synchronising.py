@@ -116,7 +116,6 @@ def accumulated(rank, ranks):
 
 
 def sent_in_a_step(training):
-    """What the collectives of a step send, as a cell looks at it."""
     training.step()
     with step_facts.sent(training) as sent:
         training.step()
@@ -252,7 +251,6 @@ def states(training):
 
 
 def measure(rank, ranks, folder):
-    """Return everything that a rank finds."""
     torch.set_num_threads(1)
     found = {"accumulated": accumulated(rank, ranks), "local": rarer(rank, ranks)}
     found["sharded"] = sharded(rank, ranks)

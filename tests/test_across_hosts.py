@@ -132,5 +132,4 @@ def test_benchmarks_with_shared_memory_of_all_ranks_keep_to_one_host():
 
 
 def several():
-    """The names of the benchmarks that work over several hosts."""
     return [cell.benchmark["name"] for cell in several_hosts_cells(2, 2).values()]

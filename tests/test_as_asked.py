@@ -108,8 +108,6 @@ def test_every_array_has_its_share_of_the_compared_elements():
 
 
 class Alone:
-    """One rank."""
-
     world_size = 1
 
     def gather(self, values):

@@ -29,7 +29,6 @@ def configuration(*typed):
 
 
 def cell_of(*typed, gpus=(0, 1), device="cpu"):
-    """The cell of a request."""
     return resolve(checked(configuration(*typed))[0], gpus, device, all_gpus={"": (0, 1, 2, 3)})
 
 

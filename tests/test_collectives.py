@@ -42,7 +42,6 @@ CPU = torch.device("cpu")
 
 
 def cell_of(*asked, **where):
-    """The cell of some options of the benchmark."""
     options = [f"benchmark.{one}" for one in asked]
     return composed_cell("benchmark=collectives", *options, **where)
 

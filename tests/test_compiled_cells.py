@@ -106,8 +106,6 @@ def test_what_runs_compiled_leaves_a_part_in_autograds_graph():
 
 
 class Alone:
-    """One rank."""
-
     def gather(self, values):
         return [list(values)]
 

@@ -48,7 +48,6 @@ def made():
 
 
 def write(study, record):
-    """Write a cell's record into a study."""
     folder = CellFolder(study / record.cell.folder)
     folder.path.mkdir(parents=True)
     records.write(folder, record)

@@ -37,7 +37,6 @@ def within(metric, value, half=HALF_MS):
 
 
 def pair(simulator, cost_ms, exchange_ms=EXCHANGE_MS, **more):
-    """A run on two GPUs."""
     metrics = {COST: cost_ms, EXCHANGE: exchange_ms, **more}
     ends = within(COST, cost_ms) | within(EXCHANGE, exchange_ms, 0.001)
     return changed_metrics(simulator.record((0, 1)), metrics, ends)

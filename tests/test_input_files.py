@@ -21,7 +21,6 @@ READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"])
 
 @pytest.fixture
 def small(monkeypatch):
-    """Limits small enough to reach."""
     for name in ("LARGEST_TEXT_BYTES", "LARGEST_TOPOLOGY_BYTES"):
         monkeypatch.setattr(input_files, name, 1 << 20)
     monkeypatch.setattr(input_files.read_text, "__defaults__", (1 << 20,))

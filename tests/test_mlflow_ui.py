@@ -99,7 +99,6 @@ def shown(address, path, name, folder, height=HEIGHT, words=()):
 
 
 def keep_picture(address, folder, height, path):
-    """Keep a picture of a page that is not blank."""
     from PIL import Image  # comes with matplotlib
 
     for _ in range(TRIES):

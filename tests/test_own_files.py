@@ -64,7 +64,6 @@ RIGHT = {("write", "second name"), ("move", "second name"), ("draw", "link to no
 
 @pytest.fixture
 def mine(tmp_path):
-    """Files of the user's."""
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "file").write_text("my thesis")

@@ -35,7 +35,6 @@ def hostile():
 
 
 def compiled(folder):
-    """Compile the document of a report and return LaTeX's log."""
     command = ["latexmk", "-pdf", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=200

@@ -66,7 +66,6 @@ ranks() { for rank in 0 1; do
 
 
 def fake(folder, *lines):
-    """A fake nsys of these lines of shell."""
     path = folder / "bin" / "nsys"
     path.parent.mkdir()
     path.write_text("\n".join([HEAD, *lines, ""]))

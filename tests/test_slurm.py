@@ -186,7 +186,6 @@ class Cluster:
         return "".join(path.read_text() for path in logs)
 
     def wait(self, job, until, seconds=150):
-        """Wait for something of a job."""
         deadline = time.monotonic() + seconds
         while not until():
             assert time.monotonic() < deadline, self.log(job)

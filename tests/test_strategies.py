@@ -16,7 +16,6 @@ from trainers.strategy import Hosts, load
 
 
 def ddp(model, **options):
-    """A model as DDP wraps it."""
     given = strategy_of({"name": "nccl_allreduce", **options})
     strategy = load(given, target_of("strategy", "nccl_allreduce"), Hosts(((0,),)))
     return strategy.prepare(model, torch.optim.SGD(model.parameters()))

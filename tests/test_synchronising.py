@@ -28,7 +28,6 @@ RANKS = [
 
 @pytest.fixture(params=RANKS)
 def by_rank(request, forked):
-    """What every rank found."""
     return forked(f"synchronising_{request.param}")
 
 

@@ -72,7 +72,6 @@ def verified(capsys, study):
 
 
 def edit(folder, change):
-    """Change the record of a cell's folder."""
     content = json.loads(CellFolder(folder).record.read_text())
     change(content)
     CellFolder(folder).record.write_text(json.dumps(content))
