@@ -10,27 +10,39 @@ import torch
 import torch.distributed as dist
 from build import make_cell
 from derived_results import run_whole
-from measuring import Exchanges, faulty_training
 
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder
 from benchmarks.training import correctness, throughput
 from trainers import models, step
+from trainers.step import Training
 from trainers.strategies import ddp
 from trainers.strategy import Strategy
 
 LOST = 0.001  # of all elements
 
 
-class Planted(Exchanges):
-    """Averages every gradient, but for one fault."""
+class Planted(Strategy):
+    """Averages every gradient in place between backward and update, but for one fault."""
 
     def __init__(self, fault):
-        super().__init__()
-        self.fault, self.chance = fault, torch.Generator()
+        self.fault, self.on, self.chance = fault, True, torch.Generator()
+
+    def prepare(self, model, optimizer):
+        self.model = model
+        return model
+
+    def bytes_moved(self, gradient_bytes, world_size):
+        return gradient_bytes
+
+    @contextlib.contextmanager
+    def without_exchange(self):
+        self.on = False
+        yield
+        self.on = True
 
     def exchange(self):
-        if not self.on:
+        if not self.on or self.fault == "nothing exchanged":
             return
         arrays = [parameter.grad for parameter in self.model.parameters()]
         smallest, rank = min(arrays, key=torch.Tensor.numel), dist.get_rank()
@@ -38,11 +50,14 @@ class Planted(Exchanges):
         for number, array in enumerate(arrays):
             if self.fault == "a bucket dropped" and number < 2:
                 continue
+            own = array.view(-1)[0].item()
             sent = array.to(HOOKS.get(self.fault, array.dtype))
             dist.all_reduce(sent)
-            array.copy_(sent / 2)
+            array.copy_(sent if self.fault == "sum" else sent / 2)
             if self.fault == "elements lost":
                 array[torch.rand(array.shape, generator=self.chance) < LOST] = 0
+            if self.fault == "one element of each array":  # as of a broken kernel
+                array.view(-1)[0] = own
         if self.fault == "one array summed":
             smallest *= 2
         if self.fault == "one array lost":
@@ -51,6 +66,15 @@ class Planted(Exchanges):
             smallest.view(-1)[-1] = float("nan")
         if self.fault == "one element wrong on one rank" and rank:
             smallest.view(-1)[-1] *= 1.5
+
+
+def faulty_training(fault, ranks, precision="fp32"):
+    """A Training whose strategy is replaced before its first step."""
+    cell = make_cell(strategy={"name": "none"}, precision=precision)
+    training = Training(cell, ranks.device, ranks.rank)
+    training.strategy = Planted(fault)
+    training.strategy.prepare(training.model, training.optimizer)
+    return training
 
 
 HOOKS = {"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}
@@ -63,14 +87,30 @@ GRADIENT_FAULTS = (
     "NaN on one rank",
     "one element wrong on one rank",
 )
+# Faults of every step, and whether they leave equal replicas.
+LEFT_EQUAL = {
+    "none": True, "nothing exchanged": False, "sum": True, "one element of each array": False
+}  # fmt: skip
 PRECISIONS = ("fp32", "bf16")
+
+
+def after_two_steps(ranks):
+    """{fault: facts of the gradient, and whether replicas are equal}."""
+    facts = {}
+    for fault in LEFT_EQUAL:
+        training = faulty_training(fault, ranks)
+        for _ in range(2):
+            training.step()
+        facts[fault] = correctness.gradient(training, next(training.batches), ranks)
+        facts[fault]["equal"] = correctness.replicas_equal(training, ranks)
+    return facts
 
 
 def gradients(ranks):
     """{precision: {fault: facts}}; of `unrepeatable` ones backward differs in each run."""
     facts = {}
     for precision in PRECISIONS:
-        training = faulty_training(Planted("none"), ranks, precision)
+        training = faulty_training("none", ranks, precision)
         training.step()
         batch = next(training.batches)
         facts[precision] = of_fault = {}
@@ -163,5 +203,6 @@ def measure(rank, folder):
             for owner, method, fault in plants:
                 planted.enter_context(mock.patch.object(owner, method, fault))
             run_whole(throughput.run, cell, ranks, lines)
+    found = {"after two steps": after_two_steps(ranks)}
     with mock.patch.object(correctness, "MOST_ELEMENTS", 100_000):  # of 1.2 million: every 13th
-        return gradients(ranks)
+        return found | gradients(ranks)

@@ -5,7 +5,7 @@ import torch
 from build import BUSY, make_cell, make_record
 from derived_results import write_record
 from measuring import CASES
-from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
+from planted_ranks import CELLS, GRADIENT_FAULTS, LEFT_EQUAL, PRECISIONS
 
 from analysis.report.sections import conditions_section
 from analysis.study.study import Study
@@ -85,6 +85,18 @@ def test_faults_of_the_exchange_are_found_in_every_precision(forked, precision):
     assert not is_found(clean), clean
     assert 1e-4 < clean["gradient_repeat"] < clean["gradient_tolerance"] < 1e-2
     assert is_found(facts["unrepeatable, one array lost"])
+
+
+@pytest.mark.parametrize("fault", LEFT_EQUAL)
+def test_a_fault_of_every_step_is_found_whether_it_leaves_equal_replicas_or_not(forked, fault):
+    facts = forked("planted")[0]["after two steps"][fault]
+    assert facts["equal"] is LEFT_EQUAL[fault]
+    if fault == "none":
+        error, tolerance = facts["gradient_error"], facts["gradient_tolerance"]
+        assert error < tolerance < 1e-6 < facts["gradient_spread"]
+        return
+    assert facts["gradient_error"] > 1e3 * facts["gradient_tolerance"], facts
+    assert facts["gradient_worst"]["error"] > 1e3 * facts["gradient_worst"]["tolerance"], facts
 
 
 class Arrays:
