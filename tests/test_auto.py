@@ -165,19 +165,6 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
     assert Cell.from_dict(unresolved).folder != cell.folder
 
 
-@pytest.mark.parametrize(
-    ("typed", "place", "sentence"),
-    [
-        (["=1"], {"device": "cpu"}, "1: needs a GPU; possible on CPU workers: null"),
-        (["=0"], {}, "0: expected an integer from 1 to 32"),
-        (["=33"], {}, "33: expected an integer from 1 to 32"),
-    ],
-)
-def test_hardware_queues_are_refused_where_there_are_none(typed, place, sentence):
-    with pytest.raises(Refused, match=re.escape(f"cuda_device_max_connections={sentence}")):
-        cell_of(f"cuda_device_max_connections{typed[0]}", **{"device": "cuda", **place})
-
-
 def test_gpu_servers_on_several_hosts_refuse_fewer_hardware_queues():
     gpus = {"a": (0, 1), "b": (0, 1)}
     for queues in ("null", "32", "8"):

@@ -212,12 +212,6 @@ def test_what_is_no_bundle_is_left_as_it_is(outputs, tmp_path, capsys):
         assert (tmp_path / name).read_bytes() == before
         assert main(["verify", str(tmp_path / name)]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
-    for folder, why in (
-        (tmp_path, "holds no record"),
-        (outputs, "--bundle takes one study, not 2: make one of each"),
-    ):
-        assert main(["report", str(folder), "--bundle"]) == 2
-        assert why in capsys.readouterr().err
 
 
 def test_a_damaged_archive_is_refused_in_one_line(archive, tmp_path, capsys):

@@ -313,16 +313,6 @@ def test_studies_with_nothing_in_common_are_told_why(tmp_path, capsys):
     assert told in capsys.readouterr().err
 
 
-def test_a_folder_without_records_is_one_line_and_status_2(tmp_path, capsys):
-    """tests/golden/refusals.txt has other wrong input."""
-    study(tmp_path / "a", [record(1, [0], 100.0)])
-    (tmp_path / "empty").mkdir()
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "empty")]) == 2
-    out, err = capsys.readouterr()
-    assert "holds no record; expected the folder of a study" in err
-    assert out == "" and err.count("\n") == 1
-
-
 def test_equal_studies_seldom_differ_and_a_planted_percent_is_seen():
     told, _, held = across_studies(3, studies=30)
     assert told <= 5 / 30 and held > 0.9

@@ -147,22 +147,6 @@ def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
         assert {f"{cell['seconds']:.2f}", f"{cell['overhead_ratio']:.2f}"} <= numbers
 
 
-@pytest.mark.parametrize(
-    ("study", "reason"),
-    [
-        (DATA / "nowhere", "no such folder"),
-        (DATA / "topo_h200_x4.txt", "not a folder"),
-        (DATA / "screens", "holds no record"),
-        (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); expected one"),
-    ],
-)
-def test_what_is_no_study_is_one_line_and_status_2(study, reason, capsys):
-    assert main(["seconds", str(study)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert err.startswith(f"python -m analysis seconds: {study}: ") and reason in err
-
-
 @pytest.mark.parametrize("rows", [[{"part": "spawn", "seconds": 1.0}], [{"part": "spawn"}], 5])
 def test_a_damaged_table_costs_only_what_it_holds(rows, tmp_path, capsys):
     study = shutil.copytree(MEASURED, tmp_path / "study")

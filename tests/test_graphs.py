@@ -17,16 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from build import ROOT, changed_cell, make_cell, strategy_of
-from hydra import compose
-from omegaconf import OmegaConf
 
 from analysis.validity.checks import CHECKS
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import read_study
 from benchmarks.training import correctness
 from benchmarks.training.correctness import Snapshot
-from conf.options import Refused
-from conf.resolve import checked, resolve
 from trainers import cuda_graph, step
 from trainers.step import Training
 
@@ -136,23 +132,6 @@ def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
     training.close()
     assert ranks.device.type == "cuda" or capture.closed
     assert all(parameter.grad is None for parameter in training.parameters)
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("strategy=hierarchical", "{} needs the host in each step (not so kvstore_device, nccl_al"),
-        ("strategy.comm_hook=powersgd", "{} makes steps that differ"),
-        ("precision=fp16", "the loss scaler of {} leaves out some steps"),
-    ],
-)
-def test_what_no_graph_can_hold_is_refused_before_anything_starts(override, sentence, hydra):
-    composed = compose("config", overrides=["optimize=graph", override])
-    config, _ = checked(OmegaConf.to_object(composed))
-    with pytest.raises(Refused) as refused:
-        resolve(config, (0, 1), "cuda")
-    assert str(refused.value).startswith(f"optimize=graph: {sentence.format(override)}")
-    assert str(refused.value).endswith("; possible here: eager, compile and max")
 
 
 def left_out(training):

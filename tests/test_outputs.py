@@ -65,21 +65,6 @@ def test_a_lock_that_is_not_ours_is_left_alone(tmp_path):
     assert mine.read_text() == "mine" and not (tmp_path / "mlflow.db").exists()
 
 
-REFUSED = {
-    "tracking.uri=ftp://x": "expected", "tracking.uri=http://": "expected",
-    "tracking.uri=file:///etc": "expected", "tracking.uri=sqlite://": "expected",
-    "study=mlflow.db": "expected another name", "study=mlartifacts": "expected another name",
-    "study=noise_floor.json": "expected another name",
-    "engine.cell_timeout_s=inf": "expected", "engine.cell_timeout_s=nan": "expected",
-    "engine.cell_timeout_s=-inf": "expected",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("typed", REFUSED)
-def test_a_store_a_name_or_a_number_that_cannot_be_is_refused(launch, typed):
-    assert f"{typed}: {REFUSED[typed]}" in refusal(launch, typed)
-
-
 def test_a_folder_that_is_a_link_or_no_folder_is_refused(launch, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -137,19 +137,6 @@ def test_a_calibration_that_was_chosen_stays():
     assert plain == off != auto
 
 
-REFUSED = [
-    ([["predict=true"]], "predict=true: expected auto or false"),
-    ([["predict=auto"], ["gpus=0"]], "predict takes one value"),
-    ([["noise_pairs=2", "repeats=3"]], "noise_pairs=2: expected auto and 0 with repeats=3"),
-]
-
-
-@pytest.mark.parametrize(("asked", "said"), REFUSED, ids=[said[:20] for _, said in REFUSED])
-def test_what_does_not_fit_is_refused(asked, said):
-    with pytest.raises(Refused, match=said):
-        planned(*asked)
-
-
 def test_a_waterfall_has_its_control_cells_once():
     asked = ["gpus=scale", "profiler=torch"], ["gpus=0,1", "strategy=none"]
     sweep = planned(*([*typed, "waterfall=true"] for typed in asked))
@@ -228,16 +215,6 @@ def test_sizes_best_worst_and_second_members():
     assert subsets(planned(["gpus=worst_order:8", *ON_DGX1])) == [worst_order]
     assert set(worst_order) == set(range(8)) and worst_order != placement.best.order
     assert [link_class.size for link_class in classes(topology, 2)] == [2, 2, 2]
-
-
-def test_topology_words_need_a_topology(tmp_path):
-    file = tmp_path / "topo.txt"
-    asked = ["gpus=classes", f"topology={file}", "dry_run=true"]
-    with pytest.raises(Refused, match=r"topology; .*topo\.txt: no such file or directory$"):
-        planned(asked)
-    file.write_text("nothing of the kind\n")
-    with pytest.raises(Refused, match="needs the machine's topology"):
-        planned(asked)
 
 
 # The environment of a cell's processes.

@@ -28,7 +28,6 @@ from analysis.trace.trace_summary import summarize, trace_metrics
 from benchmarks.agent import processes
 from benchmarks.record import CellFolder, read
 from conf.cell import Cell
-from conf.groups import options
 from conf.options import Refused
 from conf.schema import Engine
 from launch.engines.environment import scrubbed
@@ -107,21 +106,6 @@ def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
     traced = dataclasses.replace(cell, profiler="nsys", profiler_options=OPTIONS)
     assert len({cell.key, traced.key, dataclasses.replace(traced, profiler="torch").key}) == 3
     assert Cell.from_dict(traced.to_dict()) == traced
-
-
-def test_a_wrong_option_is_one_sentence():
-    for given, says in (
-        ({"nsys_path": 3}, "profiler.nsys_path=3: expected text"),
-        ({"steps": 0}, "profiler.steps=0: expected an integer from 1 to"),
-        ({"steps": None}, "profiler.steps=null: expected an integer"),
-        (
-            {"stepps": 3},
-            "profiler.stepps=3: unknown option of profiler=nsys; did you mean profiler.steps=3",
-        ),
-        ({"name": "dlprof"}, "profiler.name=dlprof: expected one of: auto, none, nsys, torch"),
-    ):
-        with pytest.raises(Refused, match=f"^{says}"):
-            options("profiler", {"name": "nsys", "nsys_path": None, **OPTIONS, **given})
 
 
 def test_a_nsys_that_is_not_there_is_refused_and_auto_is_torch_then(launch, monkeypatch, tmp_path):

@@ -598,15 +598,6 @@ def test_limits_that_are_not_the_defaults_stand_beside_every_verdict(
 # --- the folder of a report
 
 
-@pytest.mark.parametrize("wrong", [["none"], ["file"], [".", "-o", "file"]])
-def test_a_wrong_folder_is_one_sentence_and_status_2(wrong, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("")
-    assert main(["report", *wrong]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and wrong[-1] in err
-
-
 def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_path):
     out = shutil.copytree(written, tmp_path / "out")
     mine = {"figures/mine.svg": b"drawn", "tables/mine.csv": b"1", "notes/deep/mine.txt": b"text"}

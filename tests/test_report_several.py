@@ -166,28 +166,6 @@ def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
     assert len(set(legend_names(alike, 24).values())) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("a", "nowhere"), "nowhere: no such folder"),
-        (("a", "empty"), "empty: holds no record; expected the folder of a study"),
-        (("a", "b", "a"), "a: the same study is named twice"),
-        ((".", "a"), "a: the same study is named twice"),
-        (("a", "b", "--bundle"), "--bundle takes one study, not 2"),
-    ],
-)
-def test_wrong_input_is_one_line_and_status_2(arguments, said, tmp_path, capsys):
-    for name in ("a", "b"):
-        study(tmp_path / name, [record(1, [0], 100.0)])
-    (tmp_path / "empty").mkdir()
-    command = ["report"]
-    for argument in arguments:
-        command.append(argument if argument.startswith("-") else str(tmp_path / argument))
-    assert main(command) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
-
-
 def test_studies_with_nothing_in_common_and_hostile_names_give_a_page(tmp_path):
     invalid = {"verdict": "invalid", "codes": {}, "unchecked": {}}
     first = study(tmp_path / "one", [record(1, [0], 100.0, strategy=EVIL)])

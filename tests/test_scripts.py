@@ -11,10 +11,8 @@ from build import ROOT, composed_cell, without_entry
 from analysis.__main__ import main as analysis
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import read_study
-from benchmarks.request import Room, refuse
 from benchmarks.script.derive import derive, is_enough, warm_up_end
 from conf.command_line import normalise
-from conf.options import Refused
 
 HEAD = """
 import os, signal, sys, time, torch, torch.distributed as dist
@@ -82,34 +80,6 @@ def test_a_script_without_steps_has_the_rate_that_it_prints(hydra, folder):
                ((0.0, 1.0), (3.0, 100.0), (4.0, 100.0), (6.0, 40.0))]  # fmt: skip
     derived = derive({0: printed, 1: []}, cell)
     assert derived.metrics["throughput/images_per_second"] == pytest.approx((100 + 2 * 40) / 3)
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (["run=gone.py"], "benchmark.run=gone.py: no such file"),
-        (["run=gone"], "benchmark.run=gone: no such file or program"),
-        (["run=./steps.py.txt"], "is not executable"),
-        (["run=null"], "benchmark.run=null: expected a script with its arguments"),
-        (["run=steps.py 'open"], "is not a command"),
-        (["run=steps.py --api-key=hunter2"], "looks like a secret"),
-        (["run=steps.py", "launcher=[nowhere,-n]"], "benchmark.launcher=nowhere: no such program"),
-        (["run=steps.py", "rate=("], "is not a regular expression"),
-        (["run=steps.py", "rate=a b"], "has 0 groups"),
-        (["run=steps.py", "samples=0"], "expected auto or an integer"),
-    ],
-)
-def test_a_script_that_cannot_be_started_is_refused(hydra, folder, asked, sentence):
-    (folder / "steps.py.txt").write_text("")
-    with pytest.raises(Refused) as refused:
-        refuse(cell_of(*(f"benchmark.{text}" for text in asked)), Room())
-    assert sentence in str(refused.value) and "hunter2" not in str(refused.value)
-
-
-def test_a_trace_of_a_script_is_refused(folder):
-    asked = ["device=cpu", "benchmark=script", "benchmark.run=steps.py", "profiler=torch"]
-    done = subprocess.run([sys.executable, str(ROOT / "launch.py"), *asked], capture_output=True)
-    assert done.returncode == 2 and b"profiler=torch: a script is not traced" in done.stderr
 
 
 def test_text_and_list_are_one_command_and_an_edited_script_is_another(hydra, folder):

@@ -9,10 +9,8 @@ from synchronising import ACCUMULATING, OPTIMIZERS, cell_of
 from analysis.prediction.query import Workload, query_of
 from analysis.prediction.strategies import exchange_of, refuse_unknown
 from analysis.validity.checks import CHECKS
-from benchmarks.request import Room, refuse
 from benchmarks.timing.statistics import levelled
 from conf.cell import Cell
-from conf.options import Refused
 from conf.schema import ValidityLimits
 from trainers.needed_memory import needed
 from trainers.strategies.fsdp import blocks_of
@@ -68,10 +66,6 @@ def test_batch_size_is_of_a_micro_step_and_the_global_one_of_a_step(hydra):
     assert cell.batch_size == 128 and cell.labels == ("batch 32", "accumulate=4")
     assert Cell.from_dict(cell.to_dict()) == cell and "accumulate" not in make_cell().to_dict()
     assert composed_cell("accumulate=4", "global_batch_size=64").batch_size == 32
-    with pytest.raises(Refused, match=r"^global_batch_size=12: .* gpus=0,1 × accumulate=4$"):
-        composed_cell("accumulate=4", "global_batch_size=12")
-    with pytest.raises(Refused, match=r"^accumulate=2: .* strategy=kvstore_dist_sync pushes is an"):
-        composed_cell("accumulate=2", "strategy=kvstore_dist_sync")
 
 
 def test_local_sgd_is_a_hand_written_one(by_rank):
@@ -131,31 +125,6 @@ def test_weights_that_are_equal_and_no_mean_are_invalid(forked):
         assert checks["replicas_equal"]
         check = next(check for check in CHECKS if check.code == "weights_not_average")
         assert bool(check.judge(record, ValidityLimits())) == outcome
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["strategy=fsdp", "optimize=compile"], "optimize=compile: works only with other strat"),
-        (["strategy=fsdp", "optimize=graph"], "optimize=graph: strategy=fsdp needs the host in"),
-        (["strategy=fsdp", "precision=fp16"], "precision=fp16: works only with other strategies"),
-        (["strategy=local_sgd", "optimize=graph"], "optimize=graph: strategy=local_sgd needs"),
-        (
-            ["strategy=local_sgd", "strategy.period=0"],
-            "strategy.period=0: expected an integer from 1 to",
-        ),
-    ],
-)
-def test_what_cannot_run_is_refused_in_a_sentence(hydra, overrides, sentence):
-    with pytest.raises(Refused) as refused:
-        composed_cell(*overrides)
-    assert str(refused.value).startswith(sentence)
-
-
-def test_a_period_longer_than_the_timed_steps_is_refused(hydra):
-    cell = composed_cell("strategy=local_sgd", "strategy.period=400")
-    with pytest.raises(Refused, match=r"^strategy.period=400: .* expected a period up to 333, or"):
-        refuse(cell, Room())
 
 
 @pytest.mark.parametrize(

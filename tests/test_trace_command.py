@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import closing
 
 import pytest
-from traces import LOC, NVL, STEPS, two_ranks
+from traces import LOC, STEPS, two_ranks
 
 from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
@@ -18,12 +18,6 @@ from analysis.trace.timeline import draw_timeline
 from analysis.trace.trace_summary import summarize
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def test_requests_that_contradict_themselves(tmp_path, capsys):
-    for arguments in (["--step", "1"], ["--svg", str(tmp_path / "x.svg"), "--step", "1"]):
-        assert main(["trace", str(NVL), *arguments]) == 2
-    assert "no range named step" in capsys.readouterr().err
 
 
 def test_drawing(tmp_path, capsys):

@@ -203,13 +203,6 @@ def test_a_limit_that_was_moved_with_its_verdict_is_said(one, capsys):
     assert f"judged by another limit in 1 record: {moved}" in capsys.readouterr().out
 
 
-def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
-    assert main(["verify", str(tmp_path)]) == 2
-    assert f"analysis verify: {tmp_path}: holds no record" in capsys.readouterr().err
-    assert main(["verify", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: no such folder; expected" in capsys.readouterr().err
-
-
 def test_a_derive_function_that_fails_ends_its_cell_only(one, declares):
     folder, _ = one
     for dotted in ("os.path.nothing", "json.loads"):
