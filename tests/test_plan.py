@@ -12,10 +12,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from analysis.study.noise_floor import FILE, Scatter, group_of_cell
-from analysis.topology.model import distinct_classes
-from analysis.topology.placement import choose_gpus
-from analysis.topology.readers import read_topology
-from analysis.topology.subset_classes import classes
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
@@ -147,13 +143,6 @@ def test_a_waterfall_has_its_control_cells_once():
     assert cells["none", (0, 1)].profiler == "none" and not says(sweep, "duplicate")
 
 
-@pytest.mark.parametrize("more", ["", "gpus=0,1", "strategy=none", "benchmark=p2p"])
-def test_a_waterfall_that_adds_no_cell_says_so(more):
-    gpus = "gpus=0,1" if more else "gpus=0"
-    sweep = planned([gpus, "waterfall=true", *more.split()])
-    assert says(sweep, "waterfall=true adds no run") == (more != "gpus=0,1")
-
-
 def test_gpus_alone_are_measured_once_where_nccls_settings_are_swept():
     asked = ["gpus=0"], ["gpus=0", "nccl.p2p_level=LOC"], ["gpus=0,1", "nccl.p2p_level=LOC"]
     sweep = planned(*asked)
@@ -195,26 +184,6 @@ def test_what_cpu_workers_do_otherwise_is_told_once():
     for more, told in (([], 0), (["strategy.server_gpus=9"], 1)):
         words = "strategy.server_gpus has no effect on CPU workers"
         assert says(planned([*servers, *more]), words) == told
-
-
-@pytest.mark.parametrize(("topology", "expected"), [(DGX1, 56 + 1), (H200, 7 + 1)])
-def test_classes_of_recorded_machines(topology, expected):
-    sweep = planned(["gpus=classes", f"topology={topology}", "dry_run=true", "noise_pairs=0"])
-    assert len(sweep.cells) == expected and sweep.cells[0].cell.gpus == (0,)
-
-
-def test_sizes_best_worst_and_second_members():
-    assert len(planned(["gpus=classes:3", *ON_DGX1]).cells) == 7
-    assert len(planned(["gpus=classes:2", "second_member=true", *ON_DGX1]).cells) == 6
-    topology = read_topology(DGX1)
-    for word, expected in (("best:2", "NV2"), ("worst:2", "SYS")):
-        (subset,) = subsets(planned([f"gpus={word}", *ON_DGX1]))
-        assert distinct_classes(subset, topology.to_json()["links"]) == expected
-    placement = choose_gpus(topology, 8)
-    worst_order = placement.worst_order.order
-    assert subsets(planned(["gpus=worst_order:8", *ON_DGX1])) == [worst_order]
-    assert set(worst_order) == set(range(8)) and worst_order != placement.best.order
-    assert [link_class.size for link_class in classes(topology, 2)] == [2, 2, 2]
 
 
 # The environment of a cell's processes.
