@@ -315,31 +315,13 @@ TRACKED_START = 1_795_000_000.0
 
 def tracked_record(number=0, **changes):
     """A finished cell; `number` makes its ids and times its own."""
-    cell = Cell(
-        model=Network("resnet50", "torchvision", "resnet50", 3, 1000, 224, 0.0, {}),
-        strategy={"name": "nccl_allreduce", "bucket_cap_mb": 25, "comm_hook": "none"},
-        benchmark={"name": "throughput", "windows": 5},
-        nccl={"NCCL_P2P_LEVEL": "LOC"},
-        optimizer=Optimizer(),
-        profiler="none",
-        gpus=(0, 3),
-        device="cuda",
-        batch_size=256,
-        global_batch_size=None,
-        precision="bf16",
-        optimize="eager",
-        channels_last=True,
-        seed=0,
-    )
-    made = Record(
+    made = make_record(
         record_id=f"{number:032x}",
         cell_key=f"{number:016x}",
         name="resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC",
-        cell=cell,
         study="scaling",
         sweep_id="a" * 32,
         overrides=["gpus=0,3", "nccl.p2p_level=LOC"],
-        state="finished",
         started_at=TRACKED_START + number,
         ended_at=TRACKED_START + number + 60,
         model={"parameters": 25557032.0, "gradient_bytes": 102228128.0},
@@ -357,6 +339,9 @@ def tracked_record(number=0, **changes):
             "git": {"commit": "c" * 40},
         },
         ranks=[{"rank": 0, "host": "node7"}, {"rank": 1, "host": "node7"}],
+        failure=None,
+        validity=Validity(),
+        checks={},
     )
     return dataclasses.replace(made, **changes)
 
