@@ -7,7 +7,6 @@ import json
 import math
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -596,15 +595,6 @@ def test_subsets_and_settings_as_typed():
     assert read_nccl("P2P_LEVEL=LOC,algo=Ring") == {"NCCL_P2P_LEVEL": "LOC", "NCCL_ALGO": "Ring"}
 
 
-def test_servers_on_gpus_share_those_of_ranks_where_the_machine_has_no_other(capsys):
-    """A forecast for all four GPUs had a server on a fifth one."""
-    asked = ["--gpus", "0+1,0+1+2+3", "--strategy", "kvstore_dist_sync_device", "--json"]
-    assert main(["predict", STRATEGIES, *asked]) == 0
-    shown = json.loads(capsys.readouterr().out)["forecasts"]
-    assert shown[0]["forecast"]["basis"] == "extrapolated"
-    assert "add a run with strategy=kvstore_dist_sync_device on 4 GPUs" in shown[1]["refused"]
-
-
 @pytest.mark.parametrize(
     ("without", "device", "sentence"),
     [
@@ -638,40 +628,7 @@ def test_gpus_of_another_machine_of_the_study_are_not_there():
     refuse_absent("1,0", read_subsets("1,0", None), study, calibration)
 
 
-DOUBTS = {
-    "h200_x2/bootcamp_pairs": "Not reliable: fmnist_cnn · nccl_allreduce · batch 512 on GPUs 0,1: "
-    "the measured efficiency of 103.0 % is suspect (cpu_bound, efficiency_above_one): these forecasts cannot",
-    "h200_x4/scaling": "resnet50 compile · nccl_allreduce · batch 256 on GPUs 0,1,2,3: the "
-    "measured efficiency of 97.4 % contradicts its own forecast, 99.4 %.",
-}
 OF_HOSTS = ["--gpus", "4,64", "--per-node", "8", "--net", "8x50GB/s,5us"]
-
-
-def test_a_forecast_is_a_sentence_without_digits_below_its_error(capsys):
-    assert main(["predict", *map(str, OF_SEVERAL_GPUS), *OF_HOSTS]) == 0
-    printed = capsys.readouterr().out
-    assert (
-        "  64 GPUs on 8 hosts: 97 to 100 % efficiency; best case 99 % (298,000 images/s)."
-        in printed
-    )
-    assert "  4 GPUs: 99.1 to 100.0 % efficiency; expected 99.7 % (18,7" in printed
-    assert "The network was never measured." in printed
-    assert "Warning: in cross-validation the guess that a step takes as long" in printed
-    assert "python launch.py -m nodes=1,2 hosts=FILE gpus=all model=resnet50" in printed
-    assert main(["predict", STRATEGIES, "--strategy", "nccl_allreduce"]) == 0
-    printed = capsys.readouterr().out
-    assert "  8 GPUs: about 100 % efficiency (37,400 images/s).\n" in printed
-    assert printed.count("its error is not known.") == 1
-    assert "python launch.py -m gpus=scale repeats=3 model=resnet50 strategy=nccl" in printed
-    assert f"output_dir={Path(STRATEGIES).parent} study=strategies" in printed
-    assert "Warning" not in printed
-    for name, doubt in DOUBTS.items():  # the first line says what measured numbers say against it
-        assert main(["predict", str(Path(STRATEGIES).parents[1] / name)]) == 0
-        assert capsys.readouterr().out.replace("\xa0", " ").startswith(doubt)
-    assert main(["predict", str(DATA / "h200_x4" / "scaling"), *OF_HOSTS]) == 0
-    printed = capsys.readouterr().out.replace("\xa0", " ")
-    of_hosts = "  64 GPUs on 8 hosts: at most 97.4 % efficiency (403,000 images/s), as measured on"
-    assert of_hosts in printed and printed.count("The network was never measured.") == 1
 
 
 @pytest.mark.parametrize("arguments", [["--details"], ["--holdout", "size"]])
