@@ -12,7 +12,6 @@ from analysis.topology.readers import parse_topology_text
 from analysis.topology.subset_classes import classes
 
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())
-H200 = parse_topology_text((DATA / "topo_h200_x8.txt").read_text())
 
 
 def machine(count, word):
@@ -27,12 +26,6 @@ def test_second_member_has_the_links_of_its_class():
         if one.second_member is not None:
             words = [DGX1.link_between(a, b) for a, b in combinations(one.second_member, 2)]
             assert {word: words.count(word) for word in words} == one.links
-
-
-def test_an_nvswitch_machine_has_one_class_per_size():
-    assert [(one.size, one.members) for one in classes(H200)] == [
-        (2, 28), (3, 56), (4, 70), (5, 56), (6, 28), (7, 8), (8, 1),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 5), (1, 5), (2, 7), (3, 7)])
@@ -78,12 +71,6 @@ def test_sixteen_gpus(kind, count):
     found = classes(machine(16, word))
     assert sum(one.members for one in found) == 65_519
     assert len(found) == count
-
-
-@pytest.mark.parametrize("size", [0, -1, 9])
-def test_sizes_the_machine_does_not_have_are_refused(size):
-    with pytest.raises(ValueError, match=f"--size {size}: expected 1 to 8"):
-        classes(DGX1, size)
 
 
 def test_too_many_subsets_are_refused():
