@@ -116,22 +116,3 @@ def test_a_model_of_timm_is_built_with_its_channels_and_classes():
         model = models.build(network)
         scores = model(torch.zeros(2, 3, 224, 224))
     assert (model.training, scores.shape) == (True, (2, 10))
-
-
-SAMPLES = ("model.library=python", f"model.builder={__name__}:Tokens", "model.inputs=samples")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["model.inputs=samples"], "works only with model.library=python, your own model"),
-        ([*SAMPLES, "image_size=64"], "works only with model.inputs=images"),
-        ([*SAMPLES, "model.classes=7"], "works only with model.inputs=images"),
-        (["model.inputs=tokens"], "expected images or samples"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_what_samples_do_not_have_is_one_sentence(launch, arguments, sentence):
-    code, out, err = launch(*arguments, "device=cpu", "dry_run=true")
-    assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
-    assert f"{arguments[-1]}: {sentence}" in err

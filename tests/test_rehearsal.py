@@ -121,18 +121,3 @@ def test_every_benchmark_has_a_rehearsal(launch):
     asked = ("benchmark=collectives,exchange,host_link,jacobi,p2p,throughput", "model=fmnist_cnn")
     code, out, err = launch("-m", *asked, "gpus=0,1", "rehearse=8", "dry_run=true")
     assert (code, err) == (0, "") and "nothing was started" in out
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (("rehearse=99",), "rehearse=99: expected true, false or an integer from 1 to 64"),
-        (("-m", "rehearse=2,4"), "rehearse=2,4: rehearse takes one value; run 2 sweeps"),
-        (
-            ("rehearse=2", "nodes=a", "engine=ssh"),
-            "rehearse=2: works on this machine only, without nodes=",
-        ),
-    ],
-)
-def test_what_cannot_be_rehearsed_is_refused(launch, asked, sentence):
-    assert launch(*asked, "dry_run=true") == (2, "", f"launch.py: {sentence}\n")
