@@ -25,6 +25,7 @@ from analysis.findings.waterfall import (
     WAITING,
 )
 from analysis.findings.waterfall import waterfalls as waterfalls_of
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.noise_floor import CLOCK
 from analysis.study.study import Study
 from analysis.topology.readers import read_topology
@@ -403,9 +404,9 @@ def test_the_noise_floor_is_that_of_equal_cells_and_the_drift_that_of_the_first(
     made = [simulator.record((gpu,), repeat=repeat) for repeat in range(10) for gpu in range(4)]
     drifted = {name: value * 0.98 for name, value in made[0].metrics.items()}
     made.append(changed(simulator.record((0,), repeat=10, drift=True), metrics=drifted))
-    (noise,) = study_findings(made).noises
-    assert noise.floor == pytest.approx(0.01 * 2.03 * math.sqrt(2), rel=0.3)
-    assert noise.drift == pytest.approx(-0.02)
+    study = Study.of(made)
+    assert study.runs[0].floor(IMAGES_PER_SECOND).deviation == pytest.approx(0.01, rel=0.3)
+    assert findings_of(study).drifts == {"images/s": pytest.approx(-0.02)}
     assert point_of(made, (0,)).runs == 10, "the drift run is no tenth of a repeat"
 
 
@@ -413,8 +414,6 @@ def test_a_pair_of_runs_is_no_noise_floor():
     """Of one pair it would be nine times the pair's difference."""
     simulator = Simulator(Truth(noise=0.01))
     found = study_findings([simulator.record((0,), repeat=repeat) for repeat in (0, 1)])
-    (noise,) = found.noises
-    assert noise.floor is None
     assert found.unsaid["Run-to-run variation: too few repeated runs"] == "repeats=5"
 
 
@@ -472,7 +471,7 @@ def test_nothing_only_unusable_records_and_one_cell_say_what_they_cannot():
     simulator = Simulator()
     made = [simulator.record((0,), verdict="invalid"), simulator.record((0, 1), state="failed")]
     found = study_findings(made)
-    assert [why.split(":")[0] for _, why in found.excluded] == ["invalid", "failed"]
+    assert [why.split(":")[0] for _, why in Study.of(made).left_out] == ["invalid", "failed"]
     assert "Anything: none of its 2 runs is finished and valid" in found.unsaid
     assert not found.scaling.curves and not found.comparisons and not found.wires
     found = study_findings([simulator.record((0, 1))])
@@ -484,8 +483,8 @@ def test_nothing_only_unusable_records_and_one_cell_say_what_they_cannot():
 def test_a_later_attempt_supersedes_an_earlier_one():
     simulator = Simulator(Truth(noise=0.0))
     made = [simulator.record((0,), factor=0.5), simulator.record((0,))]
-    excluded = ((made[0].name, "a later attempt at the same cell counts instead"),)
-    assert study_findings(made).excluded == excluded
+    left_out = ((made[0], "a later attempt at the same cell counts instead"),)
+    assert Study.of(made).left_out == left_out
     assert point_of(made, (0,)).rate.value == pytest.approx(simulator.truth.rate(STRATEGY, (0,)))
 
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from scipy.stats import t as student
 from simulate import STRATEGY, Simulator, Truth, changed
 
-from analysis.findings.comparisons import noisy_runs
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine
 from analysis.study.draws import Sample, freedom
@@ -193,22 +192,6 @@ def test_a_lent_floor_is_never_below_what_the_runs_show_themselves():
     apart[1] = changed(apart[1], record_id="9" * 32, cell_key="9" * 16)
     both = Study.of([*lenders, *apart]).runs[-1]
     assert len(both.records) == 2 and both.floor(RATE).deviation > 0.06, "two runs 10 % apart"
-
-
-@pytest.mark.parametrize(("width", "expected"), [(0.001, []), (0.05, ["nccl_allreduce (0, 1) 3"])])
-def test_a_run_that_is_noisier_inside_than_equal_ones_is_told(width, expected):
-    """5 % is the limit of `noisy`; equal runs show 0.1 %."""
-    made = repeated(Simulator(Truth(noise=0.001), seed=8), (0, 1), 4)
-    runs = []
-    for record, half in zip(made, (0.001, 0.001, 0.001, width), strict=True):
-        value = record.metrics[RATE]
-        ends = {"low": value * (1 - half), "high": value * (1 + half)}
-        runs.append(changed(record, within_run={RATE: ends}))
-    assert [run.name for run in noisy_runs(Study.of(runs))] == expected
-
-
-def test_no_clean_run_of_real_gpus_is_noisier_than_equal_ones():
-    assert not any(noisy_runs(study) for study in coverage_equal_cells.studies())
 
 
 def test_suspect_cells_neither_give_nor_take():

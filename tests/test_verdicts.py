@@ -11,10 +11,10 @@ from scipy.stats import ttest_rel
 from simulate import STRATEGY, Simulator, Truth, changed
 
 from analysis.findings import comparisons as of_comparisons
-from analysis.findings.comparisons import noises
+from analysis.findings.comparisons import drifts
 from analysis.report.build import examine
 from analysis.study.conditions import primary_rate
-from analysis.study.intervals import half_width, of_median
+from analysis.study.intervals import of_median
 from analysis.study.measured_numbers import significant
 from analysis.study.study import Study
 
@@ -124,7 +124,7 @@ def test_settings_of_a_preset_are_one_thing():
     assert found == ["NCCL_COLLNET_ENABLE", "NCCL_SHARP_MAX_COMMS and 1 more"]
 
 
-def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_rate():
+def test_all_comparisons_of_a_study_are_one_family():
     laboratory = Laboratory(noise=0.01)
     trained = []
     for repeat in range(5):
@@ -135,13 +135,6 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
     together = comparisons(trained + others)
     assert [one.rate for one in together] == ["exchanges/s", "images/s"]
     assert together[1].smallest > alone[0].smallest, "two tests share the 5 %"
-    study = Study.of(trained + others)
-    rates = [noise.rate for noise in noises(study)]
-    assert set(rates) == {"images/s", "exchanges/s", "solves/s"}
-    of_eager = next(noise for noise in noises(study) if "eager" in noise.group)
-    (runs,) = (runs for runs in study.timed if runs.cell.optimize == "eager")
-    wide = half_width(runs.floor(runs.rate.metric), 1)
-    assert of_eager.floor == pytest.approx(math.expm1(wide)), "one noise floor on a page"
 
 
 def test_cells_without_a_model_are_named_by_what_they_measure():
@@ -156,8 +149,7 @@ def test_the_drift_of_a_time_is_that_of_its_rate():
     laboratory = Laboratory(noise=0.0)
     made = laboratory.runs({"benchmark": JACOBI})
     last = dataclasses.replace(laboratory.run(JACOBI, repeat=5, factor=1.25), drift=True)
-    (found,) = noises(Study.of([*made, last]))
-    assert found.drift == pytest.approx(-0.2)
+    assert drifts(Study.of([*made, last])) == {"solves/s": pytest.approx(-0.2)}
 
 
 # The turns.

@@ -30,7 +30,7 @@ from analysis.findings.baselines import (
 )
 from analysis.study import names as labels
 from analysis.study.conditions import IMAGES_PER_SECOND, Condition, irrelevant_to_baselines
-from analysis.study.intervals import Estimate, names_of, of_median, quantile
+from analysis.study.intervals import names_of, of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import COST as COST
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, Scatters
@@ -90,13 +90,8 @@ class Communication:
     gpus: tuple[Member, ...]
     key: Key
     record_ids: tuple[str, ...]
-    # Of the strategy in a step; None: a suspect cell whose cost may be 0.
-    cost_ms: Estimate | None
-    cost_alone_ms: float | None  # … on one GPU
-    alone_from: str  # how that was measured
     exposed_ms: float | None
     hidden_share: float | None
-    hidden_half: float | None  # half the 95 % interval of the hidden share of one run
     why: str  # why a number is not claimed
 
 
@@ -282,12 +277,8 @@ def communication(study: Study) -> tuple[Communication, ...]:
             gpus=runs.gpus,
             key=runs.key,
             record_ids=runs.record_ids,
-            cost_ms=runs.next_run(COST),
-            cost_alone_ms=claims[0].alone_ms,
-            alone_from=claims[0].source,
             exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),
             hidden_share=_median_of_known([claim.hidden_share for claim in claims]),
-            hidden_half=_median_of_known([claim.half_share for claim in claims]),
             why=why,
         )
         cells.append(cell)

@@ -13,7 +13,7 @@ equally many GPUs; how they do it is their choice.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -22,14 +22,8 @@ import numpy as np
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.links import transport_of
 from analysis.study import names as labels
-from analysis.study.conditions import (
-    IMAGES_PER_SECOND,
-    Rate,
-    chosen_options,
-    differing_names,
-    is_among,
-)
-from analysis.study.intervals import LEVEL, Estimate, half_width
+from analysis.study.conditions import Rate, chosen_options, is_among
+from analysis.study.intervals import LEVEL, Estimate
 from analysis.study.measured_numbers import (
     FASTER,
     FEWEST_RUNS,
@@ -41,12 +35,11 @@ from analysis.study.measured_numbers import (
     measured,
     significant,
 )
-from analysis.study.noise_floor import FloorGroup, is_suspect
+from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import CONNECTIONS
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
-from analysis.text import count
-from benchmarks.record import Record, metrics
+from benchmarks.record import Record
 from conf.cell import Member
 
 VERDICTS = (FASTER, SLOWER, NO_DIFFERENCE)
@@ -63,8 +56,6 @@ NOT_COMPARED = (
 )
 SINGLE = "a single run gives no verdict (repeats=5 does)"
 FEWEST_TURNS = 5  # of fewer the noise floors tell more than differences within the turns
-FEWEST_EQUAL = 3  # runs of a group, of which one can be called noisy
-TIMES_AS_NOISY = 3  # its interval inside against those of equal runs
 SEPARATE = "one was measured before the other: a change of the machine would look the same"
 
 
@@ -78,7 +69,6 @@ class Comparison:
     smallest: float | None  # the smallest share that these runs could have shown
     verdict: str  # VERDICTS, of the second; empty where nothing can be said
     why: str = ""  # where there is no verdict, or what qualifies it
-    floor: float | None = None  # the larger noise floor of the two, a share
     asked: str = ""  # what differs, for people: strategy, optimize, NCCL_P2P_LEVEL, …
     gpus: tuple[Member, ...] = ()
     runs: tuple[int, int] = (1, 1)
@@ -129,26 +119,6 @@ class SettingEffect:
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The noise floor of a group of cells, on which their intervals of the next run rest."""
-
-    rate: str = "images/s"
-    group: str = ""  # `nccl_allreduce · 2 GPUs`: what tells its cells from those of other groups
-    # As a share; 19 of 20 pairs of single runs of equal cells differ by less. None: not known.
-    floor: float | None = None
-    drift: float | None = None  # change of the first cell when it ran once more at the end, a share
-
-
-@dataclass(frozen=True)
-class NoisyRun:
-    """A run that is noisier inside than equal ones."""
-
-    name: str
-    inside: float  # half its interval inside the run, a share
-    floor: float  # how far one more run may lie from a single one, a share
-
-
-@dataclass(frozen=True)
 class Pair:
     """Two cells to compare."""
 
@@ -181,7 +151,6 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
             smallest=smallest,
             verdict=verdict,
             why=why,
-            floor=_larger_floor(pair),
             asked=pair.subject,
             gpus=pair.first.gpus,
             runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
@@ -282,15 +251,6 @@ def why_no_verdict(study: Study, runs: Runs) -> str:
     return f"{name} has too few repeats, so its ± is {lender}"
 
 
-def _larger_floor(pair: Pair) -> float | None:
-    widths = []
-    for runs in (pair.first, pair.second):
-        floor = runs.floor(runs.rate.metric)
-        if floor is not None:
-            widths.append(math.expm1(half_width(floor, 1)))
-    return max(widths, default=None)
-
-
 def pairs(study: Study) -> Iterator[Pair]:
     """Yield all cells that differ in one asked thing; the one that started first is the first."""
     options: list[str] = []
@@ -351,70 +311,17 @@ def _pairs(
                 yield Pair(subject, tuple(differing), first, second)
 
 
-def noises(study: Study) -> tuple[Noise, ...]:
-    """Return the noise floor of every rate and group of cells that the study has."""
-    groups = list(dict.fromkeys(runs.group for runs in study.rated))
-    differing = differing_names([group._asdict() for group in groups])
-    noise_of_groups = []
-    for rate in study.rates:
-        of_rate = [runs for runs in study.rated if runs.rate == rate]
-        drift = _drift(study, rate)
-        for group, members in grouped(of_rate, lambda runs: runs.group).items():
-            steady = [runs for runs in members if not runs.suspect] or members
-            floor = steady[0].floor(rate.metric)
-            share = None
-            if floor is not None:
-                share = math.expm1(half_width(floor, 1))
-            name = _group_name(group, differing)
-            noise_of_groups.append(Noise(rate.name, name, share, drift))
-            drift = None
-    return tuple(noise_of_groups)
-
-
-def _group_name(group: FloorGroup, differing: Collection[str]) -> str:
-    words = []
-    for name in ("strategy", "model", "precision", "optimize"):
-        if name in differing:
-            words.append(str(getattr(group, name)))
-    if "batch_size" in differing:
-        words.append(f"batch {group.batch_size}")
-    if "world_size" in differing:
-        words.append(count(group.world_size, labels.unit(group.device)))
-    return labels.BETWEEN.join(filter(None, words))
-
-
-def noisy_runs(study: Study) -> tuple[NoisyRun, ...]:
-    """Return the runs that are noisier inside than equal ones, and than these differ.
-
-    The fixed limit of the code `noisy` judges where a group has no floor of its own.
+def drifts(study: Study) -> dict[str, float]:
+    """Return {name of a rate: by which share it changed when the first cell ran once more at the
+    end}.
     """
-    noisy = []
-    for members in grouped(study.timed, lambda runs: runs.group).values():
-        rows = []
-        for runs in members:
-            floor = runs.floor(IMAGES_PER_SECOND)
-            between = math.inf
-            if floor is not None and not floor.lenders:
-                between = math.expm1(half_width(floor, 1))
-            for record in runs.records:
-                ends = metrics.interval(IMAGES_PER_SECOND, record.within_run)
-                if ends is not None and ends[0] > 0 and not runs.suspect:
-                    inside = math.sqrt(ends[1] / ends[0]) - 1
-                    rows.append(NoisyRun(record.name, inside, between))
-        if len(rows) >= FEWEST_EQUAL:
-            usual = TIMES_AS_NOISY * statistics.median(row.inside for row in rows)
-            noisy += [row for row in rows if row.inside > max(usual, row.floor)]
-    return tuple(noisy)
-
-
-def _drift(study: Study, rate: Rate) -> float | None:
-    """Return the change of the first cell when it ran once more at the end; None without that."""
+    changes: dict[str, float] = {}
     for record, runs in study.drift:
-        first = runs.records[0].metrics.get(rate.metric, 0)
-        last = record.metrics.get(rate.metric, 0)
-        if runs.rate == rate and first > 0 and last > 0:
-            return rate.change(first, last)
-    return None
+        first = runs.records[0].metrics.get(runs.rate.metric, 0)
+        last = record.metrics.get(runs.rate.metric, 0)
+        if first > 0 and last > 0:
+            changes.setdefault(runs.rate.name, runs.rate.change(first, last))
+    return changes
 
 
 def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[SettingEffect, ...]:

@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 from analysis.findings.communication import Communication, communication, not_claimed
 from analysis.findings.comparisons import (
     Comparison,
-    Noise,
-    NoisyRun,
     SettingEffect,
     comparisons,
-    noises,
-    noisy_runs,
+    drifts,
     setting_effects,
     unused_on_cpu_workers,
 )
@@ -35,13 +32,11 @@ class Findings:
     waterfalls: tuple[Waterfall, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     settings: tuple[SettingEffect, ...] = ()  # of NCCL
-    noises: tuple[Noise, ...] = ()  # of each rate and group of cells
-    noisy: tuple[NoisyRun, ...] = ()
+    drifts: Mapping[str, float] = field(default_factory=dict)  # {rate: its change, a share}
     wires: tuple[SubsetLinks, ...] = ()
     worth: tuple[LinkValue, ...] = ()
     communication: tuple[Communication, ...] = ()
     wire_lines: tuple[WireLine, ...] = ()
-    excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
     # {what could not be said and why: the option that measures it, if there is one}
     unsaid: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,7 +47,7 @@ def findings_of(study: Study) -> Findings:
     What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`.
     """
     falls, unexplained = waterfalls(study)
-    scaling, noise, compared = curves(study), noises(study), comparisons(study)
+    scaling, compared = curves(study), comparisons(study)
     machines = machine_links(study)
     values, links = link_values(study, machines), subset_links(study, machines, scaling)
     exposed = communication(study)
@@ -60,8 +55,7 @@ def findings_of(study: Study) -> Findings:
     unsaid = unexplained | not_claimed(exposed) | no_line
     for sentence in (_nothing(study), unused_on_cpu_workers(study)):
         unsaid[sentence] = ""
-    floors = {of_group.floor for of_group in noise}
-    if study.rated and not floors - {None}:
+    if study.rated and all(runs.floor(runs.rate.metric) is None for runs in study.rated):
         ran_twice = any(len(runs.records) > 1 for runs in study.rated)
         few = "too few repeated runs" if ran_twice else "every configuration ran once"
         unsaid[f"Run-to-run variation: {few}"] = "repeats=5"
@@ -73,21 +67,16 @@ def findings_of(study: Study) -> Findings:
             why = "no configuration ran over different links"
             unsaid[f"Cost of slower links: {why}"] = "gpus=classes"
     unsaid.pop("", None)
-    excluded = []
-    for record, why in study.left_out:
-        excluded.append((record.name, why))
     return Findings(
         scaling=scaling,
         waterfalls=falls,
         comparisons=compared,
         settings=setting_effects(study, compared),
-        noises=noise,
-        noisy=noisy_runs(study),
+        drifts=drifts(study),
         wires=links,
         worth=values,
         communication=exposed,
         wire_lines=lines,
-        excluded=tuple(excluded),
         unsaid=unsaid,
     )
 

@@ -194,13 +194,12 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
             if rate.name in rates:
                 metrics.append(f"{rate.name} ({metric})")
         lines.append(f"Compared: {join_words(metrics)}; more is faster.")
-    for noise in findings.noises:
-        if noise.drift is not None:
-            in_rate = f" in {noise.rate}" if len(study.rates) > 1 else ""
-            lines.append(
-                "The first configuration ran once more at the end: its rate changed by "
-                f"{number(noise.drift, 'change')}{in_rate}."
-            )
+    for rate, drift in findings.drifts.items():
+        in_rate = f" in {rate}" if len(study.rates) > 1 else ""
+        lines.append(
+            "The first configuration ran once more at the end: its rate changed by "
+            f"{number(drift, 'change')}{in_rate}."
+        )
     if not lines:
         return None
     names = _short_names(pairs)
