@@ -244,7 +244,6 @@ def opened(path: Path) -> Iterator[Path | None]:
 
 
 def _unpacked(file: Path, target: Path) -> Path:
-    """Unpack an archive, and return the folder of its bundle. Raises UnreadableInput."""
     try:
         with open_to_read(file) as stream, zipfile.ZipFile(stream) as archive:
             needed = sum(entry.file_size for entry in archive.infolist())

@@ -80,7 +80,6 @@ class OpenedStudy:
     """A study that was read. What it returns is computed when it is first asked for."""
 
     def __init__(self, study: Study) -> None:
-        """Keep what was read; `analysis.open_study` reads it."""
         self._study = study
         self.name = study.name
         self.folder = study.folder
@@ -91,7 +90,6 @@ class OpenedStudy:
         self.varied = tuple(column_of_option(name) for name in study.naming_options)
 
     def __repr__(self) -> str:
-        """Return the study's name, and what it holds."""
         counts = f"{len(self.records)} runs of {len(self._study.runs)} cells"
         return f"<study {self.name}: {counts}, in {self.folder}>"
 
@@ -391,7 +389,6 @@ def _head_columns(study: Study, cell: Runs, runs: Runs) -> Values:
 
 
 def _verdict_columns(records: Sequence[Record]) -> Values:
-    """Return the worst verdict of some runs, every code, and limits that were not the defaults."""
     verdicts = [record.validity.verdict for record in records]
     codes: dict[str, str] = {}
     unchecked: dict[str, str] = {}
@@ -415,7 +412,6 @@ def _median_columns(runs: Runs, name: str, column: str) -> Values:
 
 
 def _with_ends(column: str, value: float | Estimate | None) -> Values:
-    """Return a number and the ends of its 95 % interval."""
     ends: Values = {f"{column}_low": None, f"{column}_high": None}
     if value is None:
         return {column: None, **ends}
@@ -426,7 +422,6 @@ def _with_ends(column: str, value: float | Estimate | None) -> Values:
 
 
 def _used_columns(runs: Runs) -> Values:
-    """Return NCCL's transport, the machine, the software and inherited variables."""
     used: Values = {"transport": None, "link_class": None, "channels": None}
     for record in runs.records:
         for name in used:

@@ -54,7 +54,6 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
-        """Run the operator; count it."""
         name, options, facts = operation._schema.name, options or {}, self.facts
         self.look_at_autocast()
         if name in PRODUCTS:

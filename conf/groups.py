@@ -454,7 +454,6 @@ def options(group: str, typed: Any) -> dict[str, Any]:
 
 
 def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Return whether options have these values."""
     return all(options.get(name) == value for name, value in values.items())
 
 

@@ -294,7 +294,6 @@ class SweepRun:
                 return  # another launcher has it, its host is lost, or a signal came
 
     def _begin(self) -> None:
-        """Read what the study has, and start what takes time before the first cell."""
         cells = [planned.cell for planned in self.cells]
         self.study.note(
             "sweep",

@@ -123,7 +123,6 @@ def checked(cell: Cell, source: str, batch: object) -> Batch:
 
 
 def _described(value: object) -> str:
-    """Return a few words about a value: its type, of a tensor its shape."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, tuple | list):
@@ -160,7 +159,6 @@ class LoadedBatches:
         self.waited_ms: list[float] = []
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return itself."""
         return self
 
     def __next__(self) -> Batch:

@@ -26,7 +26,6 @@ class Rewrites(CustomGraphPass):
     """Changes, in the form that inductor takes and that its caches know by `uuid`."""
 
     def __init__(self, *changes: Callable[[fx.Graph], int]) -> None:
-        """Keep the changes, which are made in this order."""
         self.changes = changes
 
     def __call__(self, graph: fx.Graph) -> None:

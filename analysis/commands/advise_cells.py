@@ -167,7 +167,6 @@ def _by_runs(
     measured: Sequence[MeasuredCell],
     standings: Mapping[str, RankedConfiguration],
 ) -> RankedCell:
-    """Return a cell with the rate of its runs, and the interval of the next one as in reports."""
     runs = 0
     rates = []
     ends = []

@@ -122,7 +122,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _nothing_common(
     arguments: argparse.Namespace, sides: Sequence[Sequence[StudyInput]], result: Differences
 ) -> str:
-    """Return what keeps the studies apart, and what to do."""
     line = (
         f"{arguments.a} and {arguments.b} have no configuration in common that is usable in both: "
     )
@@ -142,7 +141,6 @@ def _nothing_common(
 
 
 def _apart(sides: Sequence[Sequence[StudyInput]], result: Differences) -> dict[str, list[str]]:
-    """Return {fact: its value in each input} of everything that differs between the two sides."""
     apart, _ = differing([*sides[0], *sides[1]])
     for name, (first, second) in result.facts.items():
         apart[name] = [first] * len(sides[0]) + [second] * len(sides[1])
@@ -247,8 +245,6 @@ def _print(
 def _parts(
     sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, width: int
 ) -> list[str | Table]:
-    """Return the headline and what stands below it, configurations the worst first."""
-
     def rank(cell: CellDifference) -> tuple[float, float]:
         change = cell.change.value if cell.change is not None else 0.0
         return [*WORDS].index(cell.outcome(limit)), change
@@ -286,7 +282,6 @@ def _parts(
 def _environment(
     sides: Sequence[Sequence[StudyInput]], result: Differences
 ) -> Iterator[str | Table]:
-    """Yield which studies are compared, the user's files that changed, and what else differs."""
     letters = []
     for letter, side in zip("AB", sides, strict=True):
         for study in side:
@@ -382,7 +377,6 @@ def _reason(cell: CellDifference, limit: float) -> str:
 
 
 def _suspect(cell: CellDifference) -> str:
-    """Return what makes every run suspect, and how to measure without it."""
     against = [cell.against[study] for study in cell.all_suspect]
     codes = dict.fromkeys(itertools.chain(*against))
     studies = "both" if len(cell.all_suspect) > 1 else cell.all_suspect[0]
@@ -403,7 +397,6 @@ def _alone(names: Mapping[str, str]) -> list[str]:
 
 
 def _write_junit(path: Path, result: Differences, limit: float) -> None:
-    """Write a test case for each cell: slower is a failure, inconclusive an error."""
     outcomes = Counter(cell.outcome(limit) for cell in result.cells)
     suite = ElementTree.Element("testsuite", name="compare", tests=str(len(result.cells)))
     suite.set("failures", str(outcomes[FAIL]))

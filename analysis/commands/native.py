@@ -187,7 +187,6 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
 
 
 def _nccl_facts(log: NcclLog) -> dict[str, str]:
-    """Return {fact: what the log says of it}; empty texts are not shown."""
     counts = []
     for kind, many in log.channels.items():
         if many is not None:
@@ -274,7 +273,6 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
 
 
 def _run_p2p(arguments: argparse.Namespace) -> None:
-    """Print the matrices; as JSON the first run, and the rest as `repeats`."""
     runs = read_p2p(arguments.file)
     if arguments.json:
         content: dict[str, Any] = runs[0].to_json()

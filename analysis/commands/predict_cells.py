@@ -467,7 +467,6 @@ def rounded(value: float, error: float) -> str:
 
 
 def _no_better(errors: Mapping[str, Any]) -> str:
-    """Return a warning where forecasts of held-out cells were no better than no change."""
     if errors["step"] is None or errors["step"] < errors["null_step"]:
         return ""
     step, null = (number(errors[key], "share") for key in ("step", "null_step"))

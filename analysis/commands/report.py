@@ -99,7 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundle(arguments: argparse.Namespace) -> int:
-    """Write the bundle, print where it is and its hash; 1: it does not verify. Raises OSError."""
     if arguments.width != ON_PAGE:
         raise ValueError(
             "--width and --bundle exclude each other: who opens a bundle makes the figures of a "

@@ -307,7 +307,6 @@ def _against(number: MeasuredNumber) -> object:
 
 
 def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
-    """Return {metric: number} of a cell: its main rate, its exchange, its efficiency."""
     numbers = {}
     for name in (_main_metric(runs), EXCHANGE):
         number = measured(runs, name)

@@ -430,7 +430,6 @@ def rank_configurations(study: Study, compared: Sequence[Comparison]) -> tuple[R
 
 
 def _alike(runs: Runs) -> Hashable:
-    """Return what the configurations of one ranking share."""
     shared: dict[str, Hashable] = {"rate": runs.rate, "GPUs": runs.cell.world_size}
     for name, value in runs.request.items():
         if is_among(name, ALIKE) or not runs.rate.is_same_work(name):

@@ -72,7 +72,6 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
 
 
 def _fault(runs: Runs, others: Sequence[Runs], slow: Collection[Runs]) -> str:
-    """Return what the records of slow runs say that those of the others do not."""
     reasons = []
     for device in slow:
         if set(device.gpus) < set(runs.gpus):

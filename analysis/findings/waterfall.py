@@ -489,7 +489,6 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
 
 
 def _images_between(images: int, before: Step, after: Step, degrees: float) -> Estimate:
-    """Return the images per second between two step times."""
     per_ms = images * 1e3  # of a step, times the ms of a second
     draws = None
     if before.draws is not None and after.draws is not None:

@@ -121,8 +121,6 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of a mechanism; None: not measured."""
-
     runs: Runs
     wire_ms: float | None  # of its exchange alone
     cost_ms: float | None  # of the strategy in a step

@@ -189,7 +189,6 @@ class _MatrixReader:
             self.read_row(line_number, line)
 
     def run(self, line_number: int) -> Matrices:
-        """Return the run that a line belongs to."""
         if not self.runs:
             self.start_run(line_number)
         return self.runs[-1]
@@ -261,7 +260,6 @@ class _MatrixReader:
                     run.entries[self.name][label, column] = float(word)
 
     def note_missing(self) -> None:
-        """Note what is missing in the run that ends."""
         if not self.runs:
             return
         run = self.runs[-1]

@@ -305,7 +305,6 @@ class _LogLines:
             self.events += events
 
     def loss_notes(self) -> list[str]:
-        """Return a sentence for each kind of line that was lost."""
         notes = []
         if self.silent_texts:
             numbers = ", ".join(self.silent_texts)

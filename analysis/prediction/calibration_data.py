@@ -509,7 +509,6 @@ def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
 
 
 def _more_than_zero(rows: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Return {bytes: µs} of the rows with a time."""
     return {size: time_us for size, time_us in rows if time_us > 0}
 
 

@@ -132,7 +132,6 @@ def new_axes(height_in: float, width_in: float | None = None) -> tuple[Any, Any]
 
 
 def _curve_height(height_in: float) -> float:
-    """Scale the height of a figure of curves from the page to the current width."""
     return float(height_in * (figure_width() / WIDTHS_IN[ON_PAGE]) ** 0.6)
 
 

@@ -157,7 +157,6 @@ def batch_of(record: Record) -> str:
 
 
 def _of(record: Record, part: str, name: str) -> str:
-    """Return a fact of a record's environment; empty where it does not say it."""
     return str(mapping(record.environment.get(part)).get(name) or "")[:40]
 
 

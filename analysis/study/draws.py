@@ -59,13 +59,11 @@ class Step:
     draws: Draws | None  # ms; None where the scatter is not known
 
     def __add__(self, other: "Step") -> "Step":
-        """Return the sum."""
         if self.draws is None or other.draws is None:
             return Step(self.ms + other.ms, None)
         return Step(self.ms + other.ms, self.draws + other.draws)
 
     def __sub__(self, other: "Step") -> "Step":
-        """Return the difference."""
         if self.draws is None or other.draws is None:
             return Step(self.ms - other.ms, None)
         return Step(self.ms - other.ms, self.draws - other.draws)

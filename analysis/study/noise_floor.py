@@ -81,7 +81,6 @@ class Scatter:
     squares: float = 0.0  # of logarithms; of a metric that may be 0 or less in its own unit
 
     def __add__(self, other: "Scatter") -> "Scatter":
-        """Return both together."""
         squares = self.squares + other.squares
         return Scatter(self.runs + other.runs, self.freedom + other.freedom, squares)
 
@@ -164,7 +163,6 @@ class NoiseFloors:
         return floor
 
     def _pools(self, metric: str) -> Mapping[FloorGroup, "_Pool"]:
-        """Return what is known of each group, and of those that lend."""
         if metric not in self._pooled:
             pools: dict[FloorGroup, _Pool] = defaultdict(_Pool)
             scatters = list(self._own_scatters(metric).items())
@@ -203,8 +201,6 @@ class NoiseFloors:
 
 @dataclass
 class _Pool:
-    """The scatter of a group, or of several that lend."""
-
     scatter: Scatter = field(default_factory=Scatter)
     lenders: dict[FloorGroup, None] = field(default_factory=dict)  # groups with repeated cells
 

@@ -185,7 +185,6 @@ class Machines:
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        """Find the machines of these records; only these have a name."""
         machines: list[_Machine] = []
         self._of: dict[int, _Machine] = {}  # by id(): copies of one record may lie in two folders
         for record in records:

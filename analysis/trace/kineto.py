@@ -134,7 +134,6 @@ class _KinetoReader:
         self.ranges = self.host_events(self.events["range"])
 
     def rank_and_world_size(self) -> tuple[int | None, int | None]:
-        """Return what the trace says of its rank; the rank else from the file's name."""
         info = self.content.get("distributedInfo")
         if not isinstance(info, dict):
             info = {}
@@ -244,7 +243,6 @@ class _KinetoReader:
         return number_of(group, self.names)
 
     def host_events(self, events: Sequence[JsonEvent]) -> Events:
-        """Return events with the times, names and threads that they have."""
         rows = make_events(len(events))
         rows["start"] = self.base_ns + _ns(events, "ts")
         rows["end"] = rows["start"] + _ns(events, "dur")

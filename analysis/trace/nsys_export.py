@@ -276,7 +276,6 @@ class _NsysReader:
         return ranks
 
     def gpu_ranks(self, kernels: NDArray[Any]) -> list[RankTrace]:
-        """Return one rank per process and device, in order."""
         export, names = self.export, self.names
         graphs = export.count(GRAPHS)
         if graphs:
@@ -326,7 +325,6 @@ class _NsysReader:
         return ranks
 
     def ranges_of(self, pid: int) -> Events:
-        """Return the ranges of a process, by their start."""
         mine = sorted(span for span in self.ranges if span.pid == pid)
         events = make_events(len(mine))
         for at, span in enumerate(mine):

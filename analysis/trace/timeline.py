@@ -93,7 +93,6 @@ class _Drawing:
         self.y = _TOP  # where the next element begins
 
     def draw_header(self, rank: RankTrace, waits: Spans) -> None:
-        """Draw the name of a rank, and its communication in the window."""
         name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
         if rank.gpu:
             name += f" ({rank.gpu})"
@@ -110,7 +109,6 @@ class _Drawing:
         self.y += _HEADER
 
     def draw_host(self, rank: RankTrace, trace: Trace) -> None:
-        """Draw the lane of the ranges of a step's parts, if any is inside the window."""
         boxes = []
         is_inside = (rank.ranges["end"] > self.start_ns) & (rank.ranges["start"] < self.end_ns)
         for row in rank.ranges[is_inside]:
@@ -130,7 +128,6 @@ class _Drawing:
             self.draw_lane("host", {}, boxes)
 
     def draw_streams(self, rank: RankTrace, waits: Spans, transfers: Spans) -> None:
-        """Draw the lanes of a rank: its streams, and exposed communication."""
         boxes: dict[int, Boxes] = defaultdict(dict)
         for kind, events, times in (
             ("compute", rank.compute, spans(rank.compute)),
@@ -149,7 +146,6 @@ class _Drawing:
         self.draw_lane("exposed", {"exposed": intersect(rank.exposed, self.window)})
 
     def draw_lane(self, label: str, boxes: Boxes, above: Sequence[str] = ()) -> None:
-        """Draw a lane with boxes by kind, and elements above them."""
         y = self.y
         self.parts += [
             _text(_LEFT - 8, y + 13, label, "end"),
@@ -189,7 +185,6 @@ class _Drawing:
         return "\n".join(parts)
 
     def draw_legend(self) -> None:
-        """Draw what the kinds of boxes mean, below everything."""
         x, y = float(_LEFT), self.y + 18
         for fill, outline, words in _KINDS.values():
             width = 28 + _LETTER * len(words)
@@ -202,6 +197,5 @@ class _Drawing:
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
-    """Return a text that SVG shows as it is."""
     css_class = f" class={style!r}" if style else ""
     return f'<text x="{x:.1f}" y="{y:.1f}"{css_class}>{escape(visible(words, kept=""))}</text>'

@@ -285,7 +285,6 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean; None if a value is not known, or there is none."""
     numbers = []
     for value in values:
         if value is None:

@@ -206,7 +206,6 @@ def _check_against_baselines(
 
 
 def _check_asked(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
-    """Compare the cell with what was asked of the ranks, and what follows from it."""
     result.compare(name, RECORD, "name", record.name, record.cell.name)
     result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
     if not folder.cell.exists():

@@ -61,7 +61,6 @@ class Sampler:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop sampling."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=5)

@@ -85,7 +85,6 @@ def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Ope
 
 
 def _copies(there: Tensor, back: Tensor, memory: str) -> Iterator[Operation]:
-    """Yield the copies between a GPU's buffers and one kind of the host's memory."""
     size, device = len(there), there.device
     source, target = (_filled(size, memory == "pinned") for _ in range(2))
     up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)

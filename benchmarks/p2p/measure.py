@@ -211,7 +211,6 @@ class PairBenchmark:
 
 
 def _access(how: CopyMethod) -> str:
-    """Return the end of a matrix's name."""
     if not how.enabled:
         return "disabled"
     if how.read:

@@ -167,7 +167,6 @@ class HostAgent:
     # Each command of the launcher.
 
     def _run(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell, or tell why that cannot be done."""
         try:
             self._send(Event.BUSY, for_s=IMPORT_SECONDS)
             self._import_for(Cell.from_dict(message["asked"]))

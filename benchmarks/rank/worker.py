@@ -181,7 +181,6 @@ def _run(
 
 
 def _identity(device: "torch.device") -> dict[str, object]:
-    """Return which device this rank really has, and the versions of what it runs."""
     import torch
 
     on_gpu = device.type == "cuda"

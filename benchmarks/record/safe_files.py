@@ -39,7 +39,6 @@ class NotOurs(OSError):
         super().__init__(errno.EEXIST, what, str(path))
 
     def __str__(self) -> str:
-        """Return the sentence, without the number of the error."""
         return f"{self.filename} {self.strerror}; it is left as it is"
 
 

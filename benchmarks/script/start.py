@@ -208,7 +208,6 @@ class ScriptRank:
                     self._enter(lasted_s >= self._options["warmup_min_seconds"])
 
     def _read_lines(self) -> None:
-        """Take what the instruments wrote: the first line, the device, the steps."""
         for text in self._lines.new_lines():
             line = read_line(text) or {"kind": ""}
             if line["kind"] == "attached":
@@ -259,7 +258,6 @@ class ScriptRank:
         return count
 
     def _end(self) -> int | None:
-        """End the script and all that it started; return its status."""
         if self._child is None:
             return None
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):

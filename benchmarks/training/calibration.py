@@ -86,7 +86,6 @@ class Calibration:
             self._bucket_exchange(buckets, began)
 
     def _timeline(self, buckets: Sequence[SentBucket], level: str) -> None:
-        """Observe steps without exchange, and with it; none where there is no time for them."""
         cell = self.training.cell
         budget_ms = USUAL_GPU_MS
         if level == ALL:

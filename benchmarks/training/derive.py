@@ -301,7 +301,6 @@ def _interval(low: float, high: float) -> dict[str, float]:
 
 
 def _interval_facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return what an interval rests on: windows, correlation of neighbours, drift of the mean."""
     ms = statistics.joined(by_window)
     return {
         "groups": len(by_window),

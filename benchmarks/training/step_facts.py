@@ -115,7 +115,6 @@ class SentTensors(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
-        """Run the operation; keep what it sends."""
         if operation.namespace == "c10d":
             tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             shapes = [f"{tensor.numel()} {_name(tensor.dtype)}" for tensor in tensors]

@@ -119,14 +119,12 @@ class _LocalJob:
         self._token = token
 
     def wait(self, seconds: float) -> None:
-        """Wait so long."""
         time.sleep(seconds)
 
     def lost(self) -> None:
         """Return that no host is lost: this machine is here."""
 
     def process_state(self, number: int, pid: int) -> str:
-        """Return what the kernel says that a process does; 'gone' if there is none."""
         return processes.state(pid)
 
     def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
@@ -134,7 +132,6 @@ class _LocalJob:
         processes.ask_for_stacks(self._token, list(pids.values()))
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process and remove shared memory. Return the ids of survivors."""
         survivors = processes.end(self._token, grace_s)
         processes.remove_shared_memory(self._token)
         return survivors

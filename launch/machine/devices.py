@@ -186,7 +186,6 @@ def torch_version() -> str:
 
 
 def _torch_version_file() -> str:
-    """Return the text of torch/version.py; '' where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""

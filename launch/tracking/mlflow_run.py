@@ -220,7 +220,6 @@ def _metrics(record: Record) -> list[Row]:
 
 
 def _tags(record: Record) -> dict[str, str]:
-    """Return the tags in the order of MLflow's pages: verdict, machine, transport, failure, ids."""
     validity, failure = record.validity, record.failure
     role = "repeat"
     if record.cell.repeat <= 0:
@@ -394,7 +393,6 @@ def parent_tags(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _join(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return {name: values}, each value once."""
     values: dict[str, dict[str, None]] = {}
     for mapping in mappings:
         for name, value in mapping.items():

@@ -367,7 +367,6 @@ def _of_several(run: "Run", values: Mapping[str, float]) -> tuple[list[Row], dic
 
 
 def _is_complete(run: "Run") -> bool:
-    """Tell whether a run was written to the end, or a user deleted it."""
     return run.data.tags.get(PROJECTED) == COMPLETE or run.info.lifecycle_stage == "deleted"
 
 
@@ -381,7 +380,6 @@ def _process_tags(process: ProcessIdentity) -> dict[str, str]:
 
 
 def _process_of(run: "Run") -> ProcessIdentity | None:
-    """Return the process that wrote a run; None where its tags do not say."""
     tags = run.data.tags
     try:
         return ProcessIdentity(

@@ -265,13 +265,11 @@ class _BucketsAlone(ExchangeAlone):
         self._strategy = strategy
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Copy gradients into the flat buckets."""
         strategy = self._strategy
         for bucket, flat in zip(strategy.layout.buckets, strategy.flat_sent, strict=True):
             gather(bucket, gradients, flat)
 
     def __call__(self) -> None:
-        """Start all buckets, then end the exchange."""
         for bucket in range(len(self._strategy.layout.buckets)):
             self._strategy.start_bucket(bucket)
         self._strategy.finish_buckets()

@@ -271,7 +271,6 @@ class RemoteServer:
         return request, self._wire.send(request, self._wire.request_tag)
 
     def _wait_for_replies(self) -> None:
-        """Wait for the replies in the order of the pushes."""
         expected = self._replies.get()
         while expected is not None:
             work, arrived = expected

@@ -228,13 +228,11 @@ class _ShardsAlone(ExchangeAlone):
         self.fill([torch.randn_like(parameter) for parameter in parameters])
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Copy gradients into the flat tensors."""
         for (members, _), sent in zip(self._units, self._sent, strict=True):
             flat = torch.cat([gradients[member].flatten() for member in members])
             sent[: len(flat)].copy_(flat)
 
     def __call__(self) -> None:
-        """Start all reductions, then end each and gather."""
         works = []
         for mean, sent in zip(self._means, self._sent, strict=True):
             works.append(bucketed.start_mean(mean, sent, self._group))
@@ -249,7 +247,6 @@ class _ShardsAlone(ExchangeAlone):
                 bucketed.all_shares([self._gathered[index]], [own], self._group)
 
     def result(self) -> list[Tensor]:
-        """Return copies in the parameters' shapes."""
         means = list(self._parameters)
         for (members, _), gathered in zip(self._units, self._gathered, strict=True):
             sizes = [means[member].numel() for member in members]

@@ -77,7 +77,6 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
 
 
 def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, Any]]:
-    """Return the rows of a record's table; none where it has no such table."""
     listed = mapping(record.tables.get(table)).get(rows, [])
     return list(filter(mapping, listed))
 

@@ -301,7 +301,6 @@ def _matrix(group: Sequence[Comparison], name: str) -> Table:
 
 
 def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
-    """Return {name of a configuration: a short name} for all of the pairs."""
     names = []
     for pair in pairs:
         names += [pair.first, pair.second]
@@ -377,7 +376,6 @@ def noise(study: Study, findings: Findings) -> Section | None:
     line += f"{' to '.join(dict.fromkeys(sizes))}, estimated from repeated runs."
 
     def differing(kind: str, **headings: str) -> Iterator[Column]:
-        """Yield columns that are shown where their rows differ."""
         for column in columns_of(kind, **headings):
             yield replace(column, shown=len({row[column.key] for row in rows}) > 1)
 

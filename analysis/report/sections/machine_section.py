@@ -82,7 +82,6 @@ def machine(study: Study, findings: Findings) -> Section:
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
-    """Yield a drawing of each description of the machine; `lines` get what cannot be drawn."""
     texts: dict[str, tuple[Record, Mapping[str, Any]]] = {}
     for record in study.records:
         for facts in facts_of_hosts(record).values():

@@ -53,7 +53,6 @@ def resources(study: Study, findings: Findings) -> Section | None:
 
 
 def _memory(study: Study, runs: Sequence[Runs]) -> Figure:
-    """Return the memory of a rank in configurations on the same GPUs, the fastest first."""
     shown = sorted(runs, key=lambda each: -(each.median(RATE) or 0.0))[: charts.MOST_ROWS]
     names, palette = names_of(study, shown), colours(each.strategy for each in shown)
     words, rows = words_of(study), []
