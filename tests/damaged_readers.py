@@ -532,7 +532,7 @@ READERS = {
     ),
     "nccl-log": Reader(
         nccl_logs, command("nccl-log"), TEXT, LINES,
-        follows=("/processes", "/announced_by/.*", "/env_logged", "/channels_from"),
+        follows=("/processes", "/announced_by/.*", "/channels_from"),
     ),
     "nccl-tests-text": Reader(nccl_tests_texts, command("nccl-tests"), TEXT, ONE_LINE),
     "p2p-text": Reader(captures(*P2P), command("p2p"), TEXT, ONE_LINE),

@@ -16,7 +16,7 @@ from analysis.nccl.log import parse_nccl_log
 
 DIALECTS = sorted((DATA / "nccl_dialects").glob("*.log"))
 # What follows from how much of a log is there.
-FOLLOWS = ("/processes", "/announced_by/.*", "/env_logged", "/channels_from", "/nics/.*")
+FOLLOWS = ("/processes", "/announced_by/.*", "/channels_from", "/nics/.*")
 FOLLOWS += (r"/algorithms/\*/calls", "/network")
 
 

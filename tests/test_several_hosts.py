@@ -274,7 +274,7 @@ def test_devices_and_hosts_are_written_short_and_clearly():
     assert [compress_hosts(names.split()) for names in hosts] == short
 
 
-def test_a_rail_is_the_nearest_nic_of_a_gpu():
+def test_a_legend_names_the_nics_of_a_table():
     text = """\
 \tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV18\tPIX\tNODE\t0-31\t0
@@ -287,7 +287,11 @@ NIC Legend:
   NIC0: mlx5_0
   NIC1: mlx5_1
 """
-    assert parse_topology(text).rails() == {0: ("mlx5_0",), 1: ("mlx5_1",)}
+    topology = parse_topology(text)
+    assert [topology.link_between(0, "mlx5_0"), topology.link_between(1, "mlx5_1")] == [
+        "PIX",
+        "PXB",
+    ]
 
 
 def test_cpu_workers_on_several_hosts_name_the_wire_too(tmp_path):

@@ -39,8 +39,6 @@ from analysis.nccl.messages import (
 )
 from conf.nccl import ALGORITHMS, PROTOCOLS
 
-# Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
-_ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}
 _MOST_TEXTS = 100  # distinct warnings and errors; a retry loop writes thousands
 # Before 2.23 a ring line shows 20 ranks at most: such a list does not show how many there are.
 _RANKS_SHOWN = 20
@@ -94,7 +92,6 @@ class NcclLog:
     - `settings`: announced values; a setting on which ranks differ is in `conflicts` instead.
     - `announced_by`: processes that announced each setting, of `processes` that wrote lines with a
       prefix.
-    - `env_logged`: a line shows that the ENV subsystem was logged.
     - `lost`: how many lines of NCCL could not be used.
     """
 
@@ -110,7 +107,6 @@ class NcclLog:
     conflicts: Mapping[str, tuple[str, ...]]
     announced_by: Mapping[str, int]
     processes: int
-    env_logged: bool
     algorithms: tuple[AlgorithmChoice, ...]
     multicast: bool | None
     network: str | None
@@ -211,7 +207,6 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         conflicts=conflicts,
         announced_by=announced_by,
         processes=len(lines.processes),
-        env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
         multicast=multicast,
         network=_agreed_value(events, "network", notes, "networks"),
@@ -411,21 +406,6 @@ def _settings(
         else:
             conflicts[name] = tuple(sorted(values[name]))
     return settings, conflicts, {name: len(writers[name]) for name in sorted(writers)}
-
-
-def _env_logged(events: Iterable[Event], version: tuple[int, ...] | None) -> bool:
-    """Tell whether a line proves that the ENV subsystem was logged.
-
-    To 2.15 integers were announced without it.
-    """
-    for event in events:
-        if isinstance(event, Statement) and event.kind == "env":
-            return True
-        if isinstance(event, Setting) and event.name not in _ALWAYS_LOGGED:
-            is_integer = re.fullmatch(r"-?\d+", event.value) is not None
-            if not is_integer or (version is not None and version >= (2, 16)):
-                return True
-    return False
 
 
 def _choices(events: Iterable[Event]) -> tuple[AlgorithmChoice, ...]:

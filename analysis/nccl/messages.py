@@ -190,7 +190,7 @@ class Tuning(NamedTuple):
 class Statement(NamedTuple):
     """A line that states a value.
 
-    Kinds: version, cuda, network, multicast, env, no_peer_access, path, warning, error.
+    Kinds: version, cuda, network, multicast, no_peer_access, path, warning, error.
     """
 
     process: LogProcess
@@ -309,8 +309,6 @@ def _statement(body: str, process: LogProcess) -> Events:
         events.append(Statement(process, "multicast", "yes"))
     elif body.startswith("Using network "):
         events.append(Statement(process, "network", body.removeprefix("Using network ").strip()))
-    elif body.startswith("Comm config "):  # a line of the ENV subsystem: it was logged
-        events.append(Statement(process, "env", body.strip()))
     elif _NO_PEER_ACCESS.match(body):
         events.append(Statement(process, "no_peer_access", body.partition(". ")[0].strip()))
     elif _PATH.fullmatch(body):

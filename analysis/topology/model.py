@@ -146,16 +146,6 @@ class Topology:
                 f"no link between {a} and {b} in this topology, whose devices are {devices}"
             ) from None
 
-    def rails(self) -> dict[int, tuple[str, ...]]:
-        """Return the nearest NICs of each GPU: behind its PCIe switch, else behind several."""
-        rails = {}
-        for gpu in self.gpus:
-            nics: dict[str, list[str]] = {"PIX": [], "PXB": []}
-            for nic in self.nics:
-                nics.setdefault(self.link_between(gpu, nic), []).append(nic)
-            rails[gpu] = tuple(nics["PIX"] or nics["PXB"])
-        return rails
-
     def to_json(self) -> dict[str, Any]:
         """Return `{"gpus": [0, 1], "nics": ["nic0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
         links = {}
