@@ -126,8 +126,8 @@ class Baselines:
         """Return the standard deviation of log(images/s) between runs like these, if known."""
         if self._judged:
             return self._noise.get(_noise_group(runs))
-        noise = runs.records[0].checks.get(NOISE)
-        return noise if isinstance(noise, float) else None
+        noise: float | None = runs.records[0].checks.get(NOISE)
+        return noise
 
     def efficiency(self, record: Record) -> Efficiency | None:
         """Return the efficiency of a record; None for one GPU, without a rate or a baseline."""
@@ -194,7 +194,7 @@ def efficiency(
 def stated(record: Record) -> Efficiency | None:
     """Return the efficiency that a record states; None where it does not name its baselines."""
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
-    if value is None or not isinstance(ids, Mapping):
+    if value is None or ids is None:
         return None
     return _marked(value, record.cell, ids)
 

@@ -20,7 +20,6 @@ from analysis.findings.links import LinkValue, SubsetLinks, link_values, machine
 from analysis.findings.scaling import Scaling, curves
 from analysis.findings.waterfall import Waterfall, waterfalls
 from analysis.findings.wire_lines import WireLine, wire_lines
-from analysis.study.provenance import mapping
 from analysis.study.study import Study
 
 
@@ -62,7 +61,7 @@ def findings_of(study: Study) -> Findings:
     if not values:
         classes: set[object] = set()
         for record in study.records:
-            classes.update(mapping(record.environment.get("links")).values())
+            classes.update(record.environment.get("links", {}).values())
         if len(classes) > 1:
             why = "no configuration ran over different links"
             unsaid[f"Cost of slower links: {why}"] = "gpus=classes"

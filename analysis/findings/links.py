@@ -20,7 +20,7 @@ from analysis.study import names as labels
 from analysis.study.conditions import Condition
 from analysis.study.draws import MEASURED, Draws, estimate
 from analysis.study.intervals import Estimate
-from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of, listed, mapping
+from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
 from analysis.topology.model import (
@@ -139,12 +139,12 @@ def _topology(facts_of_records: Sequence[Mapping[str, Any]]) -> Topology | None:
     classes: dict[frozenset[int | str], str] = {}
     speeds: dict[int, float | None] = {}  # of an NVLink
     for facts in facts_of_records:
-        for pair, link_class in mapping(facts.get("links")).items():
+        for pair, link_class in facts.get("links", {}).items():
             ends = re.fullmatch(r"([0-9]{1,4})-([0-9]{1,4})", pair, re.ASCII)
             if ends:
-                classes[frozenset(map(int, ends.groups()))] = str(link_class)
+                classes[frozenset(map(int, ends.groups()))] = link_class
         for gpu in gpus_of(facts):
-            if type(gpu.get("id")) is int:
+            if "id" in gpu:
                 speeds.setdefault(gpu["id"], nvlink_gb_per_s(str(gpu.get("name"))))
     gpus = sorted(map(int, set().union(*classes)))
     pairs = set(map(frozenset, combinations(gpus, 2)))
@@ -160,14 +160,12 @@ def _measured(records: Iterable[Record]) -> dict[str, Matrix]:
     """Return {kind of copies: GB/s of each pair}; of several records the last counts."""
     measured: dict[str, Matrix] = {WITH_PEERS: {}, WITHOUT_PEERS: {}}
     for record in records:
-        members, matrices = record.cell.members, mapping(record.tables.get("p2p")).get("matrices")
+        members = record.cell.members
+        matrices = record.tables.get("p2p", {}).get("matrices", {})
         for copies, gb_per_s in measured.items():
-            rows = mapping(matrices).get(copies)
-            if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
-                continue
-            for a, row in zip(members, rows, strict=False):
+            for a, row in zip(members, matrices.get(copies, ()), strict=False):
                 for b, value in zip(members, row, strict=False):
-                    if a != b and isinstance(value, int | float) and value > 0:
+                    if a != b and (value or 0) > 0:
                         gb_per_s[a, b] = float(value)
     return measured
 
@@ -341,23 +339,25 @@ def host_wires(runs: Runs) -> HostWires | None:
 
 def wires_of(record: Record) -> dict[str, HostWire]:
     """Return {host: what it reaches the others through}, in rank order, then hosts of servers."""
-    used = mapping(mapping(record.effective.get("nccl")).get("nics"))
-    return {host: _wire(facts, used.get(host)) for host, facts in facts_of_hosts(record).items()}
+    used = record.effective.get("nccl", {}).get("nics", {})
+    return {
+        host: _wire(facts, used.get(host, ())) for host, facts in facts_of_hosts(record).items()
+    }
 
 
-def _wire(facts: Mapping[str, Any], used: object) -> HostWire:
-    if not isinstance(used, list) or not used:
+def _wire(facts: Mapping[str, Any], used: Sequence[str]) -> HostWire:
+    if not used:
         name, gbit_per_s = interface_of(facts)
         return HostWire((name,) if name else (), gbit_per_s)
-    devices = tuple(map(str, used))
+    devices = tuple(used)
     rates: dict[str, float] = {}
-    for port in listed(facts.get("infiniband")):
+    for port in facts.get("infiniband", ()):
         rate = re.match(r"([0-9.]+) Gb/sec", str(port.get("rate")))  # as the kernel writes it
         if rate:
             rates[str(port.get("device"))] = float(rate[1])
-    for port in listed(facts.get("interfaces")):
-        mbit = port.get("mbit_per_s")
-        if isinstance(mbit, int | float) and mbit > 0:
+    for port in facts.get("interfaces", ()):
+        mbit = port.get("mbit_per_s") or 0
+        if mbit > 0:
             rates[str(port.get("name"))] = mbit / 1000
     of_ports = []
     for port_name in "+".join(devices).split("+"):

@@ -43,7 +43,6 @@ from analysis.study.draws import (
 from analysis.study.intervals import WIDEST, Estimate
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import CLOCK
-from analysis.study.provenance import listed, mapping
 from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
 from benchmarks.record import Record, finite
@@ -136,9 +135,8 @@ def in_parts(
 
 def _why_unseen(record: Record) -> str:
     for row in _rows(record).values():
-        for reason in mapping(row.get("unknown")).values():
-            if isinstance(reason, str):
-                return reason
+        for reason in row.get("unknown", {}).values():
+            return str(reason)
     return UNSEEN
 
 
@@ -187,11 +185,9 @@ def _ends(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
     """Return when the last gradient is there, and when the exchange has ended."""
     if row is None:
         return None
-    ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms")
-    steps = finite(row.get("steps"))
-    if not isinstance(ready, list) or not isinstance(spreads, list) or not steps or steps < 1:
-        return None
-    if len(spreads) != len(ready) or not ready:
+    ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms", ())
+    steps = row.get("steps")
+    if not steps or not ready or len(spreads) != len(ready):
         return None
     moments = [*ready, row.get("exchange_ms"), row.get("update_ms")]
     spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
@@ -208,8 +204,8 @@ def _ends(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
 def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
     """Return {(rank, with exchange): row} of a record's timeline."""
     rows = {}
-    for row in listed(mapping(record.tables.get("timeline")).get("rows")):
-        if isinstance(row.get("rank"), int):
+    for row in record.tables.get("timeline", {}).get("rows", ()):
+        if "rank" in row:
             rows[row["rank"], bool(row.get("exchange"))] = row
     return rows
 
@@ -546,9 +542,9 @@ def _clock_of_cell(runs: Runs) -> Sample | None:
 def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
     rank, logarithms = runs.gpus.index(gpu), []
     for record in runs.records:
-        phases = mapping(mapping(record.checks.get("gpu_samples")).get("phases"))
-        clocks = mapping(phases.get("timed")).get("sm_mhz")
-        if isinstance(clocks, list) and len(clocks) == runs.cell.world_size:
+        phases = record.checks.get("gpu_samples", {}).get("phases", {})
+        clocks = phases.get("timed", {}).get("sm_mhz", ())
+        if len(clocks) == runs.cell.world_size:
             mhz = finite(clocks[rank])
             if mhz is not None and mhz > 0:
                 logarithms.append(math.log(mhz))

@@ -17,7 +17,6 @@ from analysis.findings.communication import COST, EXCHANGE, EXPOSED, Communicati
 from analysis.study import names as labels
 from analysis.study.conditions import OF_LINKS, irrelevant_to_curves, is_among
 from analysis.study.intervals import LEVEL, Estimate, quantile
-from analysis.study.provenance import mapping
 from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
 from conf.cell import Member
@@ -224,8 +223,8 @@ def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> dict[str, str]:
         "nccl.max_nchannels=1,2,4,8",
         f"needs {FEWEST} configurations with different GB/s",
     )
-    links = mapping(runs.records[0].environment.get("links"))
-    if len({*map(str, links.values())}) > 1:
+    links = runs.records[0].environment.get("links", {})
+    if len({*links.values()}) > 1:
         option = "gpus=classes"
     if not measured:
         why, option = "no run measured its exchange", ""

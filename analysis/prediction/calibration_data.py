@@ -26,7 +26,6 @@ from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.recorded_forecast import doubted
 from analysis.study.conditions import IMAGES_PER_SECOND, request_of
 from analysis.study.intervals import Estimate
-from analysis.study.provenance import mapping
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 from benchmarks.collectives.request import COLLECTIVES
@@ -298,7 +297,7 @@ def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
             if record.cell.device != device:
                 continue
             curves.append(_collective_curve(record))
-            link_class = _link_class(record)
+            link_class = record.effective.get("link_class")
             if link_class and link_class != "NET":
                 inside[runs.machine == machine].append(link_class)
             for several, key, metric in (
@@ -337,7 +336,9 @@ def _machine_of(cells: Iterable[MeasuredCell], first: Study) -> str:
 def _measured_cell(runs: Runs) -> MeasuredCell:
     record = runs.records[0]
     workload = workload_of(runs.request, record.model)
-    query = query_of(runs.cell, workload, _link_class(record), runs.provenance.get("machine", ""))
+    query = query_of(
+        runs.cell, workload, record.effective.get("link_class"), runs.provenance.get("machine", "")
+    )
     if query.ranks > 1 and query.hosts == 1 and strategies.exchange_of(query).by_nccl:
         query = replace(query, wire=used_wire(record.effective.get("transport"), query.wire))
     tables: dict[str, Any] = {}
@@ -419,14 +420,6 @@ def _scatter_of_a_run(runs: Runs, metric: str) -> float:
     return max(between, math.sqrt(statistics.fmean(squares)) / 2 / SIGMA_AT_95)
 
 
-def _link_class(record: Record) -> str | None:
-    """Return the farthest link class between the GPUs of a record; None where it does not say."""
-    link_class = record.effective.get("link_class")
-    if isinstance(link_class, str):
-        return link_class
-    return None
-
-
 def gradient_curve(cell: MeasuredCell) -> TimeCurve | None:
     """Return what the exchange of whole gradients says of one bucket; None without a collective."""
     query = cell.query
@@ -452,7 +445,7 @@ def _collective_curve(record: Record) -> TimeCurve | None:
     cell = record.cell
     times: dict[float, float] = {}
     if cell.trains:
-        kind = mapping(record.tables.get("bucket_exchange")).get("operation")
+        kind = record.tables.get("bucket_exchange", {}).get("operation")
         times = read_bucket_times(record.tables)
         if times:
             query = query_of(cell, workload_of(request_of(cell), record.model))
@@ -464,15 +457,15 @@ def _collective_curve(record: Record) -> TimeCurve | None:
         if options.get("cuda_graph") or options.get("coalesced", 1) != 1:
             return None
         kind = options.get("collective")
-        nccl_runs = mapping(record.tables.get("nccl-tests")).get("runs")
-        if isinstance(nccl_runs, list) and nccl_runs:
+        nccl_runs = record.tables.get("nccl-tests", {}).get("runs")
+        if nccl_runs:
             times = _more_than_zero(_rows({"first": nccl_runs[0]}, "first", read_row))
     if not isinstance(kind, str) or not times:
         return None
     if not COLLECTIVES.keys() >= set(kind.split(AND)):
         return None
     hosts = max(1, len(cell.hosts))
-    requested = requested_wire(cell.nccl, _link_class(record), hosts)
+    requested = requested_wire(cell.nccl, record.effective.get("link_class"), hosts)
     wire = used_wire(record.effective.get("transport"), requested)
     sizes, times_us = zip(*sorted(times.items()), strict=True)
     return TimeCurve(kind, wire, cell.world_size, hosts, sizes, times_us, record.record_id)
@@ -515,8 +508,8 @@ def _more_than_zero(rows: Iterable[tuple[float, float]]) -> dict[float, float]:
 def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) -> list[Any]:
     """Return what each row of a calibration's table says; nothing where one is damaged."""
     try:
-        return [read_row(row) for row in mapping(tables.get(name))["rows"]]
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return [read_row(row) for row in tables[name]["rows"]]
+    except (KeyError, TypeError, ValueError):
         return []
 
 

@@ -32,7 +32,7 @@ def topology_of(study: Study, machine: str) -> Topology | None:
     for record in reversed(study.records):
         text = record.environment.get("topology")
         here = study.single(record).provenance.get("machine", "") == machine
-        if here and isinstance(text, str) and text:
+        if here and text:
             try:
                 return parse_topology(text)
             except UnreadableInput:
@@ -56,7 +56,7 @@ def machine_gpus(study: Study, machine: str) -> tuple[int, ...]:
         for record in runs.records:
             gpus |= set(record.cell.gpus)
             for gpu in gpus_of(record.environment):
-                if isinstance(gpu.get("id"), int):
+                if "id" in gpu:
                     gpus.add(gpu["id"])
     if device == "cpu":
         gpus |= set(range(CPU_SLOTS))

@@ -94,10 +94,10 @@ def requested_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int =
     return ExchangeWire(HOST_MEMORY, settings)
 
 
-def used_wire(transport: object, requested: ExchangeWire) -> ExchangeWire:
+def used_wire(transport: str | None, requested: ExchangeWire) -> ExchangeWire:
     """Return the wire by NCCL's log (`P2P/CUMEM over NV18`); as asked where it does not say."""
     for prefix, used in (("P2P", DIRECT), ("SHM", HOST_MEMORY), ("NET", NETWORK)):
-        if isinstance(transport, str) and transport.startswith(prefix):
+        if transport and transport.startswith(prefix):
             return replace(requested, transport=used)
     return requested
 

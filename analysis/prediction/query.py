@@ -186,7 +186,7 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
         if not name.startswith(_OF_OTHERS) and name not in _NOT_OF_THE_WORK:
             rest.append((name, value))
     gradient_bytes = model.get("gradient_bytes", 0.0)
-    if not isinstance(gradient_bytes, (int, float)) or not 0 < gradient_bytes <= _MOST_BYTES:
+    if not 0 < gradient_bytes <= _MOST_BYTES:
         gradient_bytes = 0.0
     return Workload(request["model.name"], float(gradient_bytes), tuple(rest))
 

@@ -28,7 +28,7 @@ from analysis.report.section import RATE, Section, words_of
 from analysis.report.table import TEXT_LENGTH, Table, latex
 from analysis.study.names import format_option, unit_of
 from analysis.study.noise_floor import is_suspect
-from analysis.study.provenance import hardware, mapping
+from analysis.study.provenance import hardware
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
 from analysis.text import count, join_words, markdown, single_line
@@ -146,7 +146,7 @@ def _is_interleaved(configurations: Sequence[Runs]) -> bool:
 
 
 def _links(record: Record) -> str:
-    return "/".join(sorted(set(map(str, mapping(record.environment.get("links")).values()))))
+    return "/".join(sorted(set(record.environment.get("links", {}).values())))
 
 
 def batch_of(record: Record) -> str:
@@ -157,7 +157,7 @@ def batch_of(record: Record) -> str:
 
 
 def _of(record: Record, part: str, name: str) -> str:
-    return str(mapping(record.environment.get(part)).get(name) or "")[:40]
+    return str(record.environment.get(part, {}).get(name) or "")[:40]
 
 
 def _worded(records: Iterable[Record], name: str, fact: Fact) -> str:

@@ -65,16 +65,6 @@ SAFETY: Mapping[str, str] = {
 }
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    """Return a value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def listed(value: object) -> list[Mapping[str, Any]]:
-    """Return the entries of a list as mappings; empty for anything else."""
-    return [mapping(entry) for entry in value] if isinstance(value, list) else []
-
-
 def facts_of_hosts(record: Record) -> dict[str, Facts]:
     """Return {host: its facts}, in rank order, then those that have servers only; else {'': facts}.
 

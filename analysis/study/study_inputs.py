@@ -18,7 +18,6 @@ from analysis.study.provenance import (
     hardware,
     identities_of,
     inherited,
-    mapping,
     short_hardware,
 )
 from analysis.study.study import Study, refuse_no_folder, unreadable_files
@@ -280,7 +279,7 @@ def _facts(study: Study) -> dict[str, str]:
 
 def _facts_of_record(record: Record) -> dict[str, str]:
     environment, on_gpus = record.environment, record.cell.device == "cuda"
-    facts = {
+    facts: dict[str, Any] = {
         "GPUs": hardware(record) if on_gpus else "none",
         "host": compress_hosts(sorted(record.cell.every_host)) or environment.get("host"),
         "date": f"{datetime.fromtimestamp(record.started_at, timezone.utc):%Y-%m-%d}",
@@ -288,22 +287,22 @@ def _facts_of_record(record: Record) -> dict[str, str]:
     }
     for name, (group, key) in OF_ENVIRONMENT.items():
         if on_gpus or name not in ("NCCL", "CUDA", "cuDNN"):
-            facts[name] = mapping(environment.get(group)).get(key)
-    links = Counter(map(str, mapping(environment.get("links")).values()))
+            facts[name] = environment.get(group, {}).get(key)
+    links = Counter(environment.get("links", {}).values())
     if len(links) == 1:
         facts["links"] = f"{next(iter(links))} between all"
     elif links:
         pairs = [f"{name} between {count}" for name, count in links.most_common(MOST)]
         facts["links"] = f"{', '.join(pairs)} pairs"
-    memory, git = facts.pop("memory"), mapping(environment.get("git"))
-    if isinstance(memory, int | float):
+    memory, git = facts.pop("memory"), environment.get("git", {})
+    if memory is not None:
         facts["memory"] = f"{memory / 2**30:,.0f} GiB"
     gpu_uuid = first_gpu(identities_of(record))
     if gpu_uuid:
         facts[GPUS] = f"{gpu_uuid}…"
     clocks = []
     for gpu in gpus_of(environment):
-        if isinstance(gpu.get("max_sm_mhz"), int):
+        if gpu.get("max_sm_mhz") is not None:
             clocks.append(gpu["max_sm_mhz"])
     if clocks:
         facts["SM clock, most"] = f"{max(clocks)} MHz"

@@ -196,6 +196,7 @@ HOST: dict[str, Any] = dict(
     topology=str | None,
     interface=str | None,
     interfaces=rows(name=str, mbit_per_s=Finite | None),
+    infiniband=rows(device=str, rate=str),
 )
 
 ENVIRONMENT = optional(

@@ -24,8 +24,6 @@ from analysis.study.provenance import (
     SHARED,
     Machines,
     inherited,
-    listed,
-    mapping,
     provenance,
     short_hardware,
 )
@@ -138,9 +136,9 @@ def _differences(before: Record, now: Record) -> list[str]:
 def _inherited(record: Record) -> dict[str, str]:
     """Return what the ranks inherited, those of NCCL on CPU workers too."""
     variables = inherited(record, unused=True)
-    names = record.environment.get(INHERITED)
-    values = mapping(record.environment.get("variables"))
-    if isinstance(names, list) and THREADS in names and THREADS in values:
+    names = record.environment.get(INHERITED, ())
+    values = record.environment.get("variables", {})
+    if THREADS in names and THREADS in values:
         variables[THREADS] = str(values[THREADS])
     return variables
 
@@ -198,7 +196,7 @@ class HostsEnvironment(RunEnvironment):
 
     def differences(self, record: Record) -> list[str]:
         """Return what was otherwise on a host, in words: 'host b: driver 550.1, now 560.2'."""
-        entries = {str(entry.get("name")): entry for entry in listed(record.environment.get(HOSTS))}
+        entries = {str(entry.get("name")): entry for entry in record.environment.get(HOSTS, ())}
         cell = dataclasses.replace(record.cell, hosts=(), server_hosts=())  # of one host alone
         sentences = []
         for entry in self._entries(record.cell):

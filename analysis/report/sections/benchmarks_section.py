@@ -25,7 +25,6 @@ from analysis.report.section import Section, bounded, median_and_interval, recor
 from analysis.report.table import Column, Table, metric_column
 from analysis.study.intervals import Estimate
 from analysis.study.names import BETWEEN, gpu_ids, run_name, short_names, spoken, unit_of
-from analysis.study.provenance import mapping
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
 from analysis.text import join_words, single_line
@@ -77,8 +76,8 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
 
 
 def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, Any]]:
-    listed = mapping(record.tables.get(table)).get(rows, [])
-    return list(filter(mapping, listed))
+    listed: list[dict[str, Any]] = record.tables.get(table, {}).get(rows, [])
+    return listed
 
 
 def _ranking(what: str, text_of: Mapping[Runs, str], option: str = "") -> Iterator[str]:
@@ -331,7 +330,7 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
     if not cells:
         return
     runs = cells[0]
-    words = mapping(mapping(runs.records[0].tables.get("p2p")).get("words"))
+    words = runs.records[0].tables.get("p2p", {}).get("words", {})
     parts = []
     for state in ("enabled", "disabled"):
         texts = []

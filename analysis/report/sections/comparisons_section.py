@@ -194,8 +194,8 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
             if rate.name in rates:
                 metrics.append(f"{rate.name} ({metric})")
         lines.append(f"Compared: {join_words(metrics)}; more is faster.")
-    for rate, drift in findings.drifts.items():
-        in_rate = f" in {rate}" if len(study.rates) > 1 else ""
+    for name, drift in findings.drifts.items():
+        in_rate = f" in {name}" if len(study.rates) > 1 else ""
         lines.append(
             "The first configuration ran once more at the end: its rate changed by "
             f"{number(drift, 'change')}{in_rate}."

@@ -24,7 +24,7 @@ from analysis.report.section import RATE, Section, about_costs, about_intervals,
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
-from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
+from analysis.study.provenance import LEFT_OUT, hardware, inherited
 from analysis.study.rehearsal import conclusion, memory, plan_of, trouble, untried
 from analysis.study.runs import named
 from analysis.study.study import Study
@@ -175,7 +175,7 @@ def environment(study: Study, findings: Findings) -> Section:
         for name, value in _facts(record).items():
             if value not in (None, ""):
                 facts[name][str(value)] += 1
-        for name, value in mapping(record.environment.get("variables")).items():
+        for name, value in record.environment.get("variables", {}).items():
             variables[name][str(value)] += 1
         for name in record.environment.get(LEFT_OUT) or ():
             variables[str(name)]["left out: it looks like a secret"] += 1
@@ -214,13 +214,11 @@ def environment(study: Study, findings: Findings) -> Section:
 def _facts(record: Record) -> dict[str, Any]:
     """Return what a record says of its machine and software; what it does not say is empty."""
     environment = record.environment
-    cpu, gpu = mapping(environment.get("cpu")), mapping(environment.get("gpu"))
-    versions, git = mapping(environment.get("versions")), mapping(environment.get("git"))
+    cpu, gpu = environment.get("cpu", {}), environment.get("gpu", {})
+    versions, git = environment.get("versions", {}), environment.get("git", {})
     hosts, memory, commit = record.cell.every_host, cpu.get("memory_bytes"), ""
-    if isinstance(memory, int | float):
+    if memory is not None:
         memory = f"{memory / 2**30:,.0f} GiB"
-    else:
-        memory = None
     starts: dict[str, None] = {}
     for rank in record.ranks:
         if "started" in rank:

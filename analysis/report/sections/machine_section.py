@@ -23,7 +23,7 @@ from analysis.report.section import Section
 from analysis.report.table import Column, Table, Value, columns_of, numbers_table
 from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, run_name, short_names, unit_of
-from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
+from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of
 from analysis.study.study import Study
 from analysis.text import count, sentence, single_line
 from analysis.topology.model import NET
@@ -59,13 +59,13 @@ def machine(study: Study, findings: Findings) -> Section:
         wires = wires_of(record)
         for host, facts in facts_of_hosts(record).items():
             if host:
-                cpu, gpu = mapping(facts.get("cpu")), mapping(facts.get("gpu"))
+                cpu, gpu = facts.get("cpu", {}), facts.get("gpu", {})
                 newest[host] = {
                     "host": host,
                     "own_name": str(facts.get("host") or ""),
                     "gpus": gpu_names(facts),
                     "cpu": str(cpu.get("model") or ""),
-                    "cores": finite(cpu.get("cores")),
+                    "cores": cpu.get("cores"),
                     "driver": str(gpu.get("driver") or ""),
                     "interface": "+".join(wires[host].names),
                     "gbit_per_s": wires[host].gbit_per_s,
@@ -86,7 +86,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
     for record in study.records:
         for facts in facts_of_hosts(record).values():
             text = facts.get("topology")
-            if isinstance(text, str) and text and record.cell.device == "cuda":
+            if text and record.cell.device == "cuda":
                 texts.setdefault(text, (record, facts))
     if not texts:
         return
@@ -123,10 +123,10 @@ def _copies(study: Study) -> list[dict[str, Any]]:
     """
     newest: dict[tuple[str, bool], dict[str, Any]] = {}
     for record in study.usable:
-        p2p = mapping(record.tables.get("p2p"))
+        p2p = record.tables.get("p2p", {})
         by_kernel = p2p.get("copy") == "sm"
-        for name, rows in mapping(p2p.get("matrices")).items():
-            if not isinstance(rows, list) or any(len(row) != len(rows) for row in rows):
+        for name, rows in p2p.get("matrices", {}).items():
+            if any(len(row) != len(rows) for row in rows):
                 continue  # no square
             ids: Sequence[Member] = range(len(rows))
             if record.cell.world_size == len(rows):
@@ -140,7 +140,7 @@ def _copies(study: Study) -> list[dict[str, Any]]:
             start, _, state = name.rpartition("_")
             unit = "µs" if "latency" in name else "GB/s"
             words = [MATRICES.get(start, start.replace("_", " ")), unit]
-            words.insert(1, str(mapping(p2p.get("words")).get(state, f"P2P {state}")))
+            words.insert(1, p2p.get("words", {}).get(state, f"P2P {state}"))
             if by_kernel:
                 words.append("copied by a kernel")
             caption = f"{single_line(', '.join(words))}, from row to column; dark is better."
