@@ -1,11 +1,7 @@
 """What a cell is held against: its members alone, its hosts alone, and the cells without exchange.
 
-    efficiency = rate ÷ (N × rate of the slowest member alone)
-    node efficiency = rate ÷ (hosts × rate of the slowest host alone, with the same GPUs)
-
-The images per GPU are unchanged (weak scaling), or the images per step where `global_batch_size`
-was asked for (strong scaling). The terminal, the record, MLflow and the report take efficiencies
-from here, and a planner the control cells. The launcher imports this module: no numpy.
+METHOD.md, "Scaling". The terminal, the record, MLflow and the report take efficiencies from here,
+and a planner the control cells. The launcher imports this module: no numpy.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """The same cells in two studies: by how much they differ, and whether their runs show it.
 
-Two studies are not measured in turn. The test takes the scatter between runs of the cell inside
-each study (its own noise floor, not a lent one) and nothing else, so a change of the machine
-between them looks like one of the software. All cells are one family, held at 5 % by Holm's method.
+METHOD.md, "Several studies". Studies are not measured in turn, so a change of the machine between
+them looks like one of the software.
 """
 
 import dataclasses

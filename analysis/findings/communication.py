@@ -1,12 +1,8 @@
 """Exposed communication: what a strategy costs a step of several GPUs beyond what it costs on one.
 
-    comm/exposed_ms = strategy/cost_ms − what the strategy costs on one GPU
-    comm/hidden_share = 1 − exposed ÷ exchange
-
-What a strategy costs on one GPU is the mean over the members that were measured alone:
-`strategy/cost_ms` of their one-GPU cells (A B B A there), else the step alone with the strategy
-minus that with strategy=none. Neither counts for a strategy that moves gradients on one GPU too.
-METHOD.md, "Exposed communication". The launching process imports this module: no numpy.
+METHOD.md, "Exposed communication". The cost on one GPU is the mean over the members that were
+measured alone: `strategy/cost_ms` of their one-GPU cells, else the step alone with the strategy
+minus that with strategy=none. The launching process imports this module: no numpy.
 
 Last, the values of a record that need other records too, as terminal, MLflow and report show them.
 """

@@ -1,13 +1,9 @@
-"""Which of two cells is faster: their runs against each other, and the noise floor.
+"""Which of two cells is faster, and which configuration is fastest. METHOD.md, "Comparisons".
 
-Two cells are compared if they belong to the same benchmark, do the same amount of work and differ
-in exactly one asked thing on the same GPUs. The scatter is that of the two cells within common
-turns (randomised blocks: Fisher 1935), or the noise floor of each one's own group: no other cell
-lends its own. All tests of a study are one family (Holm 1979).
-
-And which configuration is fastest, tied or open: terminal, report and `advise` say the same because
-they ask here. Configurations of one ranking do the same work with one model and installation on
-equally many GPUs; how they do it is their choice.
+The scatter is that of the two cells within common turns (randomised blocks: Fisher 1935), or the
+noise floor of each one's own group: no other cell lends its own. Terminal, report and `advise` say
+the same because they ask here. Configurations of one ranking do the same work with one model and
+installation on equally many GPUs; how they do it is their choice.
 """
 
 import math

@@ -1,19 +1,7 @@
-"""Why a subset trains slower than its members alone: the efficiency waterfall, from control cells.
+"""Why a subset trains slower than its members alone: METHOD.md, "Waterfall".
 
-Every part is a difference of step times in ms, and each comes from another measurement, so that the
-residual is a check and not zero by construction (METHOD.md, Waterfall):
-
-    spread      Σ members alone − N × slowest member alone         strategy=none on each GPU alone
-    overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
-    clocks      slowest of (member alone + overhead) × its SM      samples of the GPUs
-                clock ÷ that together, minus that alone
-    contention  step of N ranks without exchange − slowest alone   strategy=none on the subset
-                at the clocks of these ranks
-    exposed     steps with and without exchange in turn (ABBA),    the cell itself: strategy/cost_ms
-                minus the same on one GPU, else minus overhead     (its parts: `in_parts`)
-    waiting     of it, waiting for a peer of equal speed           the cell's trace
-
-Subtracted one after the other they become images per second.
+Every part is a difference of step times in ms, from control cells; subtracted one
+after the other they become images per second. The exposed part is split `in_parts`.
 """
 
 import dataclasses

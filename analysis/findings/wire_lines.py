@@ -1,9 +1,7 @@
 """What cells lose, against how long their exchange takes alone: a line for every mechanism.
 
-    lost ms per step = fixed + share · ms that the exchange takes alone in the same cell
-
-A mechanism is everything asked but the GPUs and NCCL's settings: a model, a strategy with its
-options, a batch. Only within one does the same share of the exchange hide behind compute.
+METHOD.md, "Links and lost time". A mechanism is everything asked but the GPUs and NCCL's settings:
+only within one does the same share of the exchange hide behind compute.
 """
 
 import math

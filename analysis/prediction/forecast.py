@@ -1,9 +1,8 @@
 """A forecast of a cell, its interval, the null model beside it, and errors of held-out cells.
 
-The interval is the best value ± q · the deviation of the draws · the growth beyond the ranks that
-were measured. q is the split-conformal quantile (Lei et al. 2018) of |error| ÷ deviation of cells
-of the study that were held out; with fewer than FEWEST_HELD_OUT no error is claimed. The null model
-says that nothing changes: the step of one GPU, and the cost of the nearest measured cell.
+README.md. The interval is the best value ± q · the deviation of the draws · the growth beyond the
+ranks that were measured; q is the split-conformal quantile (Lei et al. 2018) of |error| ÷ deviation
+of held-out cells. The null model says that nothing changes.
 """
 
 import contextlib

@@ -1,11 +1,6 @@
-"""The step of a cell, put together from its parts. All times are draws in ms.
+"""The step of a cell, put together from its parts (README.md). All times are draws in ms.
 
-    step = bare + tail + γ · overlap + local cost
-
-bare        the step of one GPU without the strategy
-tail        what of the exchange goes on after the backward pass
-overlap     the time in which an exchange runs beside backward, which is slower by γ meanwhile
-local cost  what the strategy adds to a step of one GPU
+step = bare + tail + γ · overlap + local cost
 """
 
 import bisect

@@ -1,11 +1,8 @@
 """The interval of the next run: where one more run of the same cell falls, 95 times in 100.
 
-    value ± t(degrees of freedom) · s · √(1 + 1/n)
-
-`s` is the noise floor, `n` the number of runs that the value is the median of; of three and more
-runs the median is less certain than the mean, so 1/n becomes the larger VARIANCES. A rate or a time
-is judged on its logarithm, a difference that may be 0 or less as it is. Without a floor there is no
-interval. What is made of several cells, such as an efficiency, is drawn in analysis.study.draws.
+METHOD.md, "The noise floor". Of three and more runs the median is less certain than the mean, so
+1/n becomes the larger VARIANCES. A rate or a time is judged on its logarithm, a difference that may
+be 0 or less as it is. What is made of several cells is drawn in analysis.study.draws.
 """
 
 import functools

@@ -1,10 +1,8 @@
 """The noise floor: how far runs of equal cells differ on one machine, for each metric.
 
-METHOD.md, "The noise floor". It belongs to a group: machine, strategy, model, batch, precision,
-optimise, number of GPUs. Of every cell that ran at least twice the squared differences from its own
-mean are added up. A group with too few runs borrows from cells on other numbers of GPUs, then from
-other strategies. A study adds what its own records show to what the other studies of its output_dir
-showed (noise_floor.json). The launching process imports this folder: no numpy, no scipy.
+METHOD.md, "The noise floor". Of every cell that ran at least twice the squared differences from its
+own mean are added up, by group; a study adds what the other studies of its output_dir showed
+(noise_floor.json). The launching process imports this folder: no numpy, no scipy.
 """
 
 import functools

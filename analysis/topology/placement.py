@@ -1,21 +1,15 @@
 """Choose K GPUs and the order of their ranks.
 
-Sets are ranked by their bandwidth: what the rings that NCCL can pack onto their wires carry
-together. Each ring has a rate, the rates over a wire sum to no more than it carries in that
-direction, and the sum of all rates is maximised. Rings cross NVLinks alone wherever such a ring
-exists, otherwise PCIe too. Through an NVSwitch, and over PCIe, all wires of a GPU share its port.
-What PCIe switches and sockets share is in no topology and is not counted, nor are wires through
-GPUs outside the set. Up to 8 GPUs the answer is exact, by a linear programme over all of their
-rings. Of more it is an upper bound: what the GPU, or the group of GPUs with wires of their own,
-that can send least can send.
+Sets are ranked by what the rings that NCCL can pack onto their wires carry together (METHOD.md,
+"Links and lost time"): rings cross NVLinks alone wherever such a ring exists, otherwise PCIe too.
+Through an NVSwitch, and over PCIe, all wires of a GPU share its port. What PCIe switches and
+sockets share is in no topology and is not counted, nor are wires through GPUs outside the set.
 
 The order comes after that: the ring with the best slowest link, then the one with the largest sum.
-The worst set stands in its best order; the worst order is that of the best set. Links
-count by their class, or by a measured peer-to-peer matrix.
+The worst set stands in its best order; the worst order is that of the best set.
 
-Up to 8 GPUs every set and every ring is tried. On larger machines sets are ranked by the upper
-bound of their bandwidth, and the first sets of that ranking again by their bandwidth. More than 8
-GPUs stay in the order of their ids: NCCL searches its own rings anyway.
+Up to 8 GPUs every set and every ring is tried. On larger machines sets are ranked by an upper
+bound, and the first of them again by their bandwidth; more than 8 GPUs stay in order of ids.
 """
 
 import functools

@@ -1,13 +1,9 @@
-"""Equivalence classes of GPU subsets: two subsets are in one class if their links look the same.
-
-That is: the subgraphs they induce, labelled with link classes, are isomorphic. Measuring one member
-of each class measures the machine: 56 subsets instead of 247 on a DGX-1, one per size where all
-GPUs meet in switches.
+"""Equivalence classes of GPU subsets: the subgraphs they induce, labelled with link classes, are
+isomorphic. Measuring one member of each measures the machine: 56 subsets instead of 247 on a DGX-1.
 
 The method is exact. Colour refinement (Weisfeiler-Leman, with numpy over all subsets of a size at
-once) gives every subset a value that isomorphic subsets share, and an order of its GPUs; subsets
-with equal matrices in that order are isomorphic, and only the few different matrices with one value
-are compared by search.
+once) gives every subset a value that isomorphic subsets share, and an order of its GPUs; only the
+few different matrices with one value are compared by search.
 """
 
 from collections import defaultdict

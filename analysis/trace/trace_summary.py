@@ -1,19 +1,15 @@
-"""Summarize communication in a trace, per rank and across ranks.
+"""Summarize communication in a trace, per rank and across ranks: METHOD.md, "Traces".
 
 These are the numbers of `python -m analysis trace`, and the metrics that a record keeps.
 
-- **Communication** is the time at which a kernel of NCCL ran, or a copy from one GPU to another
-  (kind PtoP); on ranks without NCCL's kernels, a call of gloo on the host. Copies between host and
-  GPU may be input, results or staging; a trace does not say which. So they are listed separately,
-  with their own exposed time, and never added. Copies within a GPU and memsets are neither
-  communication nor compute.
-- **Compute** is the time at which any other kernel ran on the same GPU (NVIDIA's definition in
-  nccl_gpu_overlap_trace); on a host rank, an operator.
-- **Overlapped** = communication ∩ compute; **exposed** = the rest of communication. Simultaneous
-  events count once, so `comm_ms` can be less than the sum of the calls. Part of the exposed time
-  lies **in gaps**: between two kernels that compute and are at most 10 µs apart, as they are
-  without communication too; a profiler makes these gaps wider.
-- **Gap**: the median pause between two kernels that compute and are at most 10 µs apart.
+- **Communication**: on ranks without NCCL's kernels, a call of gloo on the host. Copies between
+  host and GPU may be input, results or staging; a trace does not say which. So they are listed
+  separately, with their own exposed time, and never added. Copies within a GPU and memsets are
+  neither communication nor compute.
+- **Compute** is any other kernel on the same GPU (NVIDIA's definition in nccl_gpu_overlap_trace);
+  on a host rank, an operator. Simultaneous events count once.
+- **Gap**: the median pause between two kernels that compute and are at most 10 µs apart. There are
+  gaps without communication too; a profiler makes them wider.
 - **Idle**: the share of the traced window (first to last activity of the rank's GPU) at which
   nothing ran. NCCL's kernel that waits for a peer is not idle: see wait.
 What is not known is None, never 0.

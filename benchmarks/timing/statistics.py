@@ -79,12 +79,9 @@ def clock_disagreement(device: float, host: float) -> float:
 
 
 def flat(ms: Sequence[float], least: int, least_ms: float = 0.0) -> bool:
-    """Return whether the step time has stopped falling.
+    """Return whether the step time has stopped falling (METHOD.md, "Warm-up").
 
-    There must be at least `least` (and FEWEST_SAMPLES) samples, which lasted `least_ms`. The last
-    half of them, and at least those of the last `least_ms`, are cut into three parts. The median of
-    the last part must not lie below that of another by more than FLAT_SHARE, or by more than two
-    standard errors of the difference, taken from the scatter of the samples.
+    There must be at least `least` (and FEWEST_SAMPLES) samples, which lasted `least_ms`.
     """
     lasted_ms = np.cumsum(np.asarray(ms, dtype=float)[::-1])
     if len(ms) < max(least, FEWEST_SAMPLES) or lasted_ms[-1] < least_ms:

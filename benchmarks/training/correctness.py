@@ -1,10 +1,8 @@
 """Facts about the exchange of every cell: is the gradient the mean, and do replicas agree?
 
-Equal replicas alone prove nothing (equal data and no exchange give them too), so ranks see
-different data, and the gradient after the exchange is compared with the mean of the gradients
-before it. That mean takes another path: over gloo and the hosts' memory, without a reduction of any
-backend. NCCL takes no part, or what it breaks would be in both, and a cell that has nothing to do
-with NCCL would have a communicator and traffic of the check's own. All else is done on the device.
+METHOD.md, "Correctness, in every cell". The mean takes another path than the exchange, over gloo
+and the hosts' memory: what NCCL breaks would be in both, and a cell that has nothing to do with
+NCCL would have a communicator and traffic of the check's own. All else is done on the device.
 """
 
 import hashlib
