@@ -100,8 +100,8 @@ def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
     assert notes == [f"{said}are kept"]
 
 
-@pytest.mark.parametrize("hosts", [None, 7, [], [{}, 7], [{"name": "b"}], [{"name": ["b"]}]])
-def test_a_damaged_list_of_hosts_is_measured_again(hosts):
+@pytest.mark.parametrize("hosts", [[], [{}], [{"name": "b"}]])
+def test_a_list_of_hosts_that_lacks_one_is_measured_again(hosts):
     record = measured(here())
     record.environment["hosts"] = hosts
     assert any(one.startswith("host a: ") for one in here().differences(record))
