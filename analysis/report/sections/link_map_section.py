@@ -65,9 +65,14 @@ def where_each_wins(study: Study, findings: Findings) -> Section | None:
     links: list[Link] = []
     queries: dict[str, CellQuery] = {}
     for name, members in by_study.items():
-        configurations = {_configuration(study, runs): runs for runs in members}
-        rates = {each: runs.median(RATE) or 0.0 for each, runs in configurations.items()}
-        here = {each: _query(runs) for each, runs in configurations.items()}
+        rates, here = {}, {}
+        for runs in members:
+            options = study.naming_options_of(runs, ("batch_size",))
+            words = [format_option(option, runs.request[option]) for option in options]
+            configuration = BETWEEN.join(words) or runs.strategy
+            rates[configuration] = runs.median(RATE) or 0.0
+            workload = workload_of(runs.request, runs.records[0].model)
+            here[configuration] = query_of(runs.cell, workload)
         network = next(filter(None, map(network_of, members)), None)
         if network is not None:
             measured = links_behind(calibration, here, network)
@@ -92,15 +97,6 @@ def _winners(links: Sequence[Link]) -> str:
     ]
     forecast = sum(link.is_as_forecast for link in links)
     return f"Fastest: {join_words(parts)}; as forecast behind {forecast} of {len(links)}."
-
-
-def _configuration(study: Study, runs: Runs) -> str:
-    names = study.naming_options_of(runs, ("batch_size",))
-    return BETWEEN.join(format_option(name, runs.request[name]) for name in names) or runs.strategy
-
-
-def _query(runs: Runs) -> CellQuery:
-    return query_of(runs.cell, workload_of(runs.request, runs.records[0].model))
 
 
 def network_of(runs: Runs) -> HostNetwork | None:
