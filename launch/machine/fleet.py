@@ -8,16 +8,18 @@ from typing import Any
 
 import msgspec
 
-from analysis.study.provenance import NO_EFFECT, OF_A_HOST
+from analysis.study.provenance import NO_EFFECT, OF_A_HOST, gpus_of
 from analysis.text import join_words
 from benchmarks.agent.network import Interface
 from benchmarks.record.encoding import decoded
 from benchmarks.record.safe_text import one_line
+from benchmarks.record.shapes import HOST, optional
 from conf.nccl import forbidding_multicast, refuse_multicast
 from conf.options import Refused
 from launch.machine.devices import Machine
 from launch.machine.facts import FORM, facts, measuring_code
 
+FACTS = optional(**HOST)  # as a record has them
 MOST_CHARACTERS = 200  # of an error
 MOST_VALUE_CHARACTERS = 120
 MOST_NAMES = 4  # hosts that a sentence names for one value
@@ -79,19 +81,11 @@ class Host:
             ) from None
         raise Refused(f"host {name}: {one_line(str(plain['refused']))}")
 
-    def fact(self, *path: str) -> Any:
-        """Return a fact of the host; None where it does not tell it."""
-        value: Any = self.facts
-        for name in path:
-            if not isinstance(value, Mapping):
-                return None
-            value = value.get(name)
-        return value
-
 
 def _host(name: str, plain: Mapping[str, Any]) -> Host:
     """Return a host. Raises ValueError for what a description does not hold so."""
     host = msgspec.convert({**plain, "name": name}, Host)
+    msgspec.convert(host.facts, FACTS)
     unknown = plain.keys() - {field.name for field in fields(Host)} - {"form"}
     if unknown:
         raise ValueError(f"{', '.join(map(str, unknown))} is not a field of it")
@@ -153,18 +147,14 @@ def _properties(host: Host) -> dict[str, object]:
             ids.append(str(device.id))
         kinds = " + ".join([f"{count} × {name}" for name, count in counts.items()])
         gpus = f"{kinds} ({','.join(ids)})"
-        driver = str(host.fact("gpu", "driver") or "")
+        driver = host.facts.get("gpu", {}).get("driver") or ""
     clocks = []
-    listed = host.fact("gpu", "gpus")
-    if not isinstance(listed, list):
-        listed = []
-    for gpu in listed:
-        if isinstance(gpu, Mapping) and gpu.get("max_sm_mhz"):
+    for gpu in gpus_of(host.facts):
+        if gpu.get("max_sm_mhz"):
             clocks.append(f"{gpu['max_sm_mhz']} MHz")
-    memory = ""
-    memory_bytes = host.fact("cpu", "memory_bytes")
-    if isinstance(memory_bytes, int):
-        memory = f"{memory_bytes / 2**30:.0f} GiB"
+    cpu, memory = host.facts.get("cpu", {}), ""
+    if cpu.get("memory_bytes") is not None:
+        memory = f"{cpu['memory_bytes'] / 2**30:.0f} GiB"
     networks = []
     for interface in sorted(host.interfaces, key=lambda interface: -interface.mbit_per_s):
         if interface.mbit_per_s and not interface.inner:
@@ -178,11 +168,11 @@ def _properties(host: Host) -> dict[str, object]:
         "NCCL": host.versions.get("nccl"),
         "the GPUs": gpus,
         "the NVIDIA driver's branch": driver.split(".")[0],
-        "the commit of Ringside": str(host.fact("git", "commit") or "")[:12],
+        "the commit of Ringside": (host.facts.get("git", {}).get("commit") or "")[:12],
         "the NVIDIA driver": driver,
         "the kernel": host.kernel,
         "the highest SM clock": ", ".join(dict.fromkeys(clocks)),
-        "the CPU": host.fact("cpu", "model"),
+        "the CPU": cpu.get("model"),
         "the cores": host.machine.cores,
         "the memory": memory,
         "the speed of network interfaces": ", ".join(dict.fromkeys(networks)),
@@ -206,7 +196,7 @@ def compare(fleet: Fleet) -> list[str]:
             without.append(host)
         for sentence in host.too_small:
             raise Refused(f"host {host.name}: {one_line(sentence)}")
-        its_code = one_line(str(host.facts.get("code", "unknown")), MOST_VALUE_CHARACTERS)
+        its_code = one_line(host.facts.get("code", "unknown"), MOST_VALUE_CHARACTERS)
         if its_code != code:
             raise Refused(
                 f"Ringside's measuring code is {code} here and {its_code} on {host.name}. What to "
