@@ -169,10 +169,11 @@ def expected_name(word: str, names: Sequence[str]) -> str:
 
 
 def nearest(word: str, names: Iterable[str], sure: float = SURELY_MEANT) -> str:
-    """Return the name that is surely meant, else up to three near ones: 'gpus', 'a, b or c', ''."""
+    """Return the names surely meant, else up to three near ones: 'gpus', 'a, b or c', ''."""
     near = difflib.get_close_matches(word, {*names}, n=3, cutoff=0.45)
-    if near and difflib.SequenceMatcher(None, near[0], word).ratio() > sure:
-        near = near[:1]
+    ratios = [difflib.SequenceMatcher(None, each, word).ratio() for each in near]
+    if near and ratios[0] > sure:
+        near = sorted(near[: ratios.count(ratios[0])])
     return " or ".join(filter(None, [", ".join(near[:-1]), *near[-1:]]))
 
 

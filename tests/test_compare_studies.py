@@ -141,6 +141,7 @@ def test_a_report_of_suspect_runs_says_no_more_than_compare(tmp_path, capsys, mo
     assert main(["report", *folders, "-o", str(tmp_path / "report")]) == 0
     out = capsys.readouterr().out.replace("\u00a0", " ")
     assert out.startswith("Whether b (B) differs from a (A) cannot be told: every run is suspect.")
+    assert "b (B) against a (A), 1 configuration: cannot tell in 1." in out
     page = (tmp_path / "report" / "report.md").read_text()
     assert "aaaaaaaa" in page and 9 * "a" not in page, "of a hash eight digits"
     monkeypatch.setattr("analysis.console._WIDE", 60)

@@ -104,7 +104,7 @@ def test_two_communicators_the_largest_is_taken_and_the_other_listed():
     assert log.nranks == 4
     assert log.transports == {"0->1": ("P2P/CUMEM",), "2->3": ("P2P/CUMEM",)}
     assert [(comm.name, comm.nranks) for comm in log.communicators] == [("0xa", 4), ("0xb", 2)]
-    assert has_note(log, "2 communicators; this is the largest")
+    assert has_note(log, "2 communicators; shown is the largest")
     assert log.channels["collective"] in (None, 24)
 
 

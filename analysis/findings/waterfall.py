@@ -349,7 +349,7 @@ class ExplainedSubset:
         if whole is None:
             reason = "benchmark.exposed_rounds=0"
             if runs.cell.benchmark.get("exposed_rounds", 1):
-                reason = "the strategy has no exchange alone"
+                reason = "the strategy has no exchange_alone"
             why = f"steps without the exchange were not timed ({reason})"
             return [LossPart(COMMUNICATION, None, why), LossPart(WAITING, None, why)]
         exposed, why = whole, "this includes the overhead of the strategy on one GPU"

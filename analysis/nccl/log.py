@@ -379,8 +379,7 @@ def _note_groups(index: CommunicatorIndex, largest: Group, notes: list[str]) -> 
             if count:
                 counts.append(f"{count} of {size} ranks")
         notes.append(
-            f"{len(index.groups)} communicators; this is the largest, the others: "
-            f"{', '.join(counts)}"
+            f"{len(index.groups)} communicators; shown is the largest; others: {', '.join(counts)}"
         )
     if index.ambiguous:
         notes.append("communicators of equal size without a name: ranks and GPUs may be mixed up")

@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the timed windows are shorter than what passed: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs: in each timed window the times of a rank's lines show at least 1.5 % more time than
-    both clocks of the window
+    """GPUs: every timed window is at least 1.5 % shorter by its two clocks than by the time
+    stamps of the rank's lines
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -269,7 +269,7 @@ def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
             return not_applicable("there is only one rank")
         if COST in record.metrics:
             return unless_training(record)
-        why = "no steps without exchange were timed: the strategy has no exchange alone"
+        why = "no steps without exchange were timed: the strategy has no exchange_alone"
         return unless_training(record, why)
     share, noise, allowed = facts["share"], facts["noise"], limits.slow_rank_limit
     if not share > allowed:

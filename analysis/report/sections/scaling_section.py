@@ -92,7 +92,7 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
     for _, point in points:
         has_efficiency = has_efficiency or point.efficiency is not None
         if isinstance(point.slowest, str):
-            hosts = ", by hosts against the slowest host alone with as many"
+            hosts = " (by hosts: the slowest host alone, with as many GPUs)"
             slowest_kind = "text"  # `a:0` is not a number
 
     def not_alone(row: CurvePoint) -> str:

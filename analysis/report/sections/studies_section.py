@@ -32,9 +32,9 @@ def studies(
     compared: Mapping[str, Differences],
 ) -> Section:
     """Return what differs between studies, and their cells against those of the first, by name."""
-    tables = [facts_table(differing, [side.name for side in sides])]
-    lines, finding = [], []
     names = short_names(side.name for side in sides)
+    tables = [facts_table(differing, [*names.values()])]
+    lines, finding = [], []
     first = f"{names[sides[0].name]} (A)"
     for index, (name, differences) in enumerate(compared.items(), 1):
         name = f"{names[name]} (B)"
@@ -169,7 +169,10 @@ def unit_of(metric: str) -> str:
 
 def verdict_words(cells: Sequence[CellDifference]) -> str:
     """Return `slower in 4, not significant in 2`."""
-    verdicts = Counter(cell.verdict for cell in cells)
+    verdicts = Counter[str]()
+    for cell in cells:  # suspect runs alone do not show that nothing differs
+        is_open = cell.verdict == NO_DIFFERENCE and cell.all_suspect
+        verdicts[UNKNOWN if is_open else cell.verdict] += 1
     words = []
     for verdict in (SLOWER, FASTER, NO_DIFFERENCE, UNKNOWN):
         if verdicts[verdict]:
