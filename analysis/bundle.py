@@ -218,7 +218,6 @@ def _files(root: Path) -> list[Path]:
 
 
 def _sums(root: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a bundle's folder but SUMS, by path."""
     sums = {}
     for path in _files(root):
         if path != root / SUMS:

@@ -465,7 +465,6 @@ def named_hosts(typed: Any) -> list[str]:
 
 
 def _joined(typed: Any) -> list[str]:
-    """Return the members of a list, or of a text in which + joins them."""
     if isinstance(typed, list | tuple):
         return [str(member) for member in typed]
     return str(typed).split("+")

@@ -139,7 +139,6 @@ def _seen(folder: CellFolder) -> tuple[Diagnosis, list[Answer], NcclLog | None]:
 
 
 def _effective(log: NcclLog, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return what NCCL used, as a record has it."""
     findings: list[dict[str, Any]] = []
     evidence = Evidence(settings, log, {}, tuple(range(log.nranks or 0)))
     for name, value in settings.items():

@@ -492,7 +492,6 @@ class SweepRun:
         self._note(f"{self.cells[index].cell.name} was not measured: {why}")
 
     def _stop_writing(self, error: OSError) -> None:
-        """Start no further cell: the study's folder can no longer be written."""
         self._writable = False
         self._note(
             f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}"

@@ -316,7 +316,6 @@ def _table(cells: Sequence[CellDifference], limit: float, width: int) -> Table:
 
 
 def _beside(cells: Sequence[CellDifference]) -> list[str]:
-    """Return efficiency and exchange of the cells that differ, as sentences."""
     lines = []
     for cell in cells:
         parts = []
@@ -388,7 +387,6 @@ def _suspect(cell: CellDifference) -> str:
 
 
 def _alone(names: Mapping[str, str]) -> list[str]:
-    """Return the names of cells of one study alone, with why the other's cannot be used."""
     words = []
     for name, why in names.items():
         reason = f" (the other study's is not usable: {why})" if why else ""

@@ -145,7 +145,6 @@ def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve
 
 
 def _point(runs: Runs, baselines: Baselines) -> Point:
-    """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
     size, members, hosts = runs.cell.world_size, baselines.of(runs), baselines.of_hosts(runs)
     without_baseline = []

@@ -382,7 +382,6 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
 
 
 def _median_of_runs(runs: Runs, metric: str) -> Draws | None:
-    """Return the median of a metric in ms with its scatter; None without it."""
     values = []
     for ms in runs.values(metric):
         if abs(ms) <= MOST_MS and (ms > 0 or metric == COST):

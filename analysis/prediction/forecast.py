@@ -286,7 +286,6 @@ def scores_of(held: Iterable[HeldOut]) -> list[float]:
 
 
 def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
-    """Return what cells share that are held out together."""
     query = cell.query
     if way == SIZE:
         return (cell.ranks,)
@@ -304,7 +303,6 @@ def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
 def _can_be_held_out(
     calibration: CalibrationData, cells: list[MeasuredCell], way: str
 ) -> list[MeasuredCell]:
-    """Return the cells whose forecast has something to rest on."""
     if way == SIZE:
         cells = [cell for cell in cells if not cell.query.across_hosts]
         fewest = min((cell.ranks for cell in cells), default=0)

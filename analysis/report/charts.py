@@ -317,7 +317,6 @@ def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Fig
 
 
 def _strip(axes: Any, label: str) -> None:
-    """Remove what axes of rows do not need: lines between rows, ticks, the left spine."""
     axes.grid(axis="y", visible=False)
     axes.tick_params(length=0)
     axes.tick_params(axis="y", labelcolor=INK)

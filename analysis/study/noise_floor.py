@@ -189,7 +189,6 @@ class NoiseFloors:
         return scatters
 
     def _own_scatters(self, metric: str) -> dict[FloorGroup, Scatter]:
-        """Return the scatter of one metric over runs of one cell, where at least two have it."""
         scatters: dict[FloorGroup, Scatter] = defaultdict(Scatter)
         for group, records in self._cells:
             steady = [record for record in records if not is_suspect(record)]

@@ -186,8 +186,6 @@ class _Range(NamedTuple):
 
 
 class _RankProcess(NamedTuple):
-    """The process of a rank and its CUDA device."""
-
     rank: int
     pid: int
     device: int

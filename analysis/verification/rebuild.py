@@ -129,7 +129,6 @@ def _lines(record: Record, folder: CellFolder) -> RankLines:
 
 
 def _trace(record: Record, folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]] | None:
-    """Return what the trace of a profiled pass says; None where it is not here."""
     path = folder.profile.path
     if record.cell.profiler == "nsys":
         path /= "trace.sqlite.gz"

@@ -88,7 +88,6 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
 
 
 def _rows(lines: RankLines, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each size, in the shape of `python -m analysis nccl-tests`."""
     collective, dtype = COLLECTIVES[options["collective"]], options["dtype"]
     rows: dict[int, dict[str, Any]] = {}
     for window in together(lines, Kind.WINDOW, has="bytes"):

@@ -160,7 +160,6 @@ class CollectiveBenchmark:
         return seconds * 1e6 / (launches * self._iterations * self._coalesced), seconds * 1e3
 
     def _graph(self, launch: Call) -> torch.cuda.CUDAGraph:
-        """Capture a call in a CUDA graph, which is not launched yet."""
         assert self._stream is not None
         graph = torch.cuda.CUDAGraph()
         # Torch's own threads query events meanwhile, which the mode `global` forbids.

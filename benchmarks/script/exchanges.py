@@ -120,7 +120,6 @@ class StepMoments:
             self.mark(f"forward:{bucket}")
 
     def _end_step(self) -> None:
-        """Finish a step at its last optimizer's end, if there was any."""
         ends = [index for index, moment in enumerate(self._moments) if moment[0] == "optimizer_end"]
         if not ends:
             return

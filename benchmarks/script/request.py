@@ -51,7 +51,6 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
 
 
 def _words(field: str, typed: Any) -> list[str]:
-    """Return the words of a command that is a text or a list."""
     try:
         words = (
             shlex.split(typed) if isinstance(typed, str) else [str(word) for word in typed or ()]

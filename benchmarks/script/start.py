@@ -165,7 +165,6 @@ class ScriptRank:
         signal.signal(signal.SIGUSR1, ask)
 
     def _wait(self) -> int | None:
-        """Wait for the end of the script, not for long; return its status, None while it runs."""
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._child.wait(LOOK_SECONDS)

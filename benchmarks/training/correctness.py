@@ -206,7 +206,6 @@ def _of_all_arrays(
 
 
 def _gradient_of(training: Training, batch: Batch, elements: ComparedElements) -> Tensor:
-    """Return the gradient that backward leaves."""
     torch.manual_seed(training.cell.seed)  # the same dropout masks each time
     training.backward(batch)
     return elements.gradient(training)

@@ -357,7 +357,6 @@ def abba(
 
 
 def _cost(with_it: Windows, without_it: Windows, name: str) -> Derived:
-    """Return how much longer steps take with something, as a metric with its interval."""
     if not without_it:
         return Derived()
     cost_ms, blocks = abba(with_it, without_it)

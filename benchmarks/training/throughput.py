@@ -266,7 +266,6 @@ class TrainingBenchmark:
         return facts | {"arithmetic": arithmetic, "sent": sent}
 
     def _gradients_left(self) -> dict[str, Any]:
-        """Return whether the last step left the same gradients on all ranks."""
         if self.ranks.world_size == 1 or self.training.strategy.equal_every != 1:
             return {}
         return {"gradients_equal": correctness.gradients_equal(self.training, self.ranks)}

@@ -184,7 +184,6 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
 
 
 def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
-    """Return {column: text} of each configuration: its medians, and how it stands."""
     from analysis.findings.comparisons import (
         FASTEST,
         TIED,

@@ -88,7 +88,6 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
 
 
 def _request(cell: Cell, differing: Sequence[str]) -> dict[str, str]:
-    """Return what a cell asks for, by column; settings of NCCL's that differ have one each."""
     settings = []
     for name, value in sorted(cell.nccl.items()):
         if name not in differing:

@@ -204,7 +204,6 @@ class Screen:
         return f"[{index + 1}/{len(self.cells)}] {self.cells[index].name}"
 
     def _line(self, index: int) -> list[str]:
-        """Return what is printed of a settled cell without a table: state, numbers, verdict."""
         parts = [self.states[index]]
         for column, text in self._numbers[index].items():
             parts.append(cell_numbers.with_unit(column, text, self._things, self._unit))

@@ -115,7 +115,6 @@ def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
 
 
 def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, and the reason if there are none."""
     if re.search(r"^cuda\b[^=]*= None", _torch_version_file(), re.MULTILINE):
         return (), "the installed torch is built without CUDA"
     import pynvml

@@ -292,5 +292,4 @@ NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none
 
 
 def _trained(measured: Sequence[Record]) -> bool:
-    """Tell whether a record can say anything of a step."""
     return any(record.cell.trains and record.usable for record in measured)

@@ -146,7 +146,6 @@ class Worker:
             time.sleep(PAUSE_SECONDS["cpu"])
 
     def _find_host_buffers(self) -> None:
-        """Find this worker's buckets in the shared memory. A CPU worker has no others."""
         regions, rank = self.shared.regions, self.peers.rank
         assert regions is not None
         self.sent_on_host = regions.pushed[rank]
@@ -157,7 +156,6 @@ class Worker:
             self.means, self.weights = replies
 
     def _make_gpu_buffers(self) -> None:
-        """Make buffers, streams and events on this worker's GPU, and page-lock the memory."""
         layout = self.layout
         memory.page_lock(self.shared.address, len(self.shared.bytes))
         self.staging = torch.zeros(layout.push_bytes, dtype=torch.uint8, device=self.device)

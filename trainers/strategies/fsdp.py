@@ -52,7 +52,6 @@ class Fsdp(Strategy):
         return self._mesh
 
     def _sizes(self, world_size: int) -> tuple[int, int]:
-        """Return the ranks that share a copy of the weights, and the number of copies."""
         words = {"all": world_size, "host": len(self.hosts.ranks[0])}
         shards = words.get(str(self._shard_size)) or int(self._shard_size)
         return shards, world_size // shards

@@ -203,7 +203,6 @@ def collectives(study: Study, findings: Findings) -> Section:
 
 
 def _collectives_sentences(study: Study) -> Iterator[str]:
-    """Yield the bandwidth of the largest message and the time of the smallest."""
     cells, devices = largest_cells(study, "collectives")
     kinds = set()
     text_of: dict[Runs, str] = {}

@@ -212,7 +212,6 @@ def environment(study: Study, findings: Findings) -> Section:
 
 
 def _facts(record: Record) -> dict[str, Any]:
-    """Return what a record says of its machine and software; what it does not say is empty."""
     environment = record.environment
     cpu, gpu = environment.get("cpu", {}), environment.get("gpu", {})
     versions, git = environment.get("versions", {}), environment.get("git", {})
