@@ -126,6 +126,12 @@ def resolve(
         declared={"benchmark": benchmark.declared()},
         cuda_device_max_connections=connections,
     )
+    if benchmark.trains or cell.runs_script:
+        profiler_options = dict(config.profiler)
+        name = profiler_options.pop("name")
+        profiler_options.pop("nsys_path", None)  # a path on this machine
+        if name != "none":
+            cell = dataclasses.replace(cell, profiler=name, profiler_options=profiler_options)
     if not benchmark.trains:
         return cell
     return _training(config, cell, all_gpus or dict.fromkeys(hosts or ("",), gpus))
@@ -146,11 +152,6 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
     on: tuple[str, ...] = ()
     if hosts:
         on = server_hosts(config.strategy, hosts, [*all_gpus])
-    profiler_options: dict[str, Any] = {}
-    if config.profiler["name"] != "none":
-        profiler_options = dict(config.profiler)
-        profiler_options.pop("name")
-        profiler_options.pop("nsys_path", None)  # a path on this machine
     channels_last = config.channels_last in (True, "True")
     if config.channels_last == "auto":
         channels_last = device == "cuda" and config.model.inputs == IMAGES
@@ -162,9 +163,7 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
         model=_network(config, sizes, device),
         strategy=options,
         optimizer=_optimizer(config.optimizer),
-        profiler=config.profiler["name"],
         data=data,
-        profiler_options=profiler_options,
         batch_size=batch_size,
         global_batch_size=global_batch_size,
         precision=precision,
@@ -279,7 +278,8 @@ def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
         return []
     ignored = []
     for text in overrides:
-        if re.split(r"[=.@]", text.lstrip("+"))[0] in TRAINING:
+        option = re.split(r"[=.@]", text.lstrip("+"))[0]
+        if option in TRAINING and (option, benchmark) != ("profiler", "script"):
             ignored.append(text)
     return ignored
 

@@ -10,7 +10,7 @@ A pass that fails leaves the measured record as it is; the reason is listed as u
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.input_files import UnreadableInput
@@ -50,6 +50,8 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     try:
         if cell.profiler == "torch":
             untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=False)
+            if cell.runs_script:
+                untimed = replace(cell, benchmark={**cell.benchmark, "traced": True})
             outcome = run(untimed, prepare(folder.profile, untimed), ())
             if outcome.failure:
                 raise UnreadableInput(outcome.failure.message)

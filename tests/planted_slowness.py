@@ -78,7 +78,7 @@ def train(folder, rank, plan, port):
         assert ctypes.CDLL(None).setns(namespace, 0) == 0
         address, os.environ["GLOO_SOCKET_IFNAME"] = "10.9.0.1", f"host{host}"
     lines = Lines(folder / f"{rank}.jsonl")
-    attach(lambda kind, **content: lines.write(kind, time.time(), **content))
+    attach(lambda kind, **content: lines.write(kind, time.time(), **content), {})
     store = f"tcp://{address}:{port}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=plan["world"])
     torch.manual_seed(0)

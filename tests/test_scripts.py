@@ -9,6 +9,9 @@ import pytest
 from build import ROOT, composed_cell, without_entry
 
 from analysis.__main__ import main as analysis
+from analysis.findings.examine import findings_of
+from analysis.report.sections.losses_section import traces
+from analysis.study.study import open_study
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import read_study
 from benchmarks.script.derive import derive, is_enough, warm_up_end
@@ -30,6 +33,7 @@ def step(batch):
 SCRIPTS = {
     "steps.py": HEAD + "while True: step(4)\n",
     "early.py": HEAD + "step(4)\n",
+    "few.py": HEAD + "for _ in range(500): step(4)\n",
     "other_gpus.py": "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '7'\n" + HEAD + "while True: step(4)\n",
     "fails.py": "raise RuntimeError('planted')\n",
     "daemon.py": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n",
@@ -97,7 +101,8 @@ def swept(tmp_path_factory):
     for name, text in SCRIPTS.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    runs = ",".join(f'"./{name}"' if name.endswith(".sh") else f'"{name}"' for name in SCRIPTS)
+    names = [name for name in SCRIPTS if name != "few.py"]
+    runs = ",".join(f'"./{name}"' if name.endswith(".sh") else f'"{name}"' for name in names)
     words = [
         "-m", "gpus=0,1", "device=cpu", "benchmark=script", f"benchmark.run={runs}", "report=false",
         "benchmark.max_seconds=0.3", "benchmark.warmup_min_seconds=0.2", "noise_pairs=0",
@@ -155,3 +160,28 @@ def test_a_script_that_catches_sigterm_is_killed_and_nothing_is_left(swept):
         except OSError:
             continue
     assert json.dumps(left) == "[]"
+
+
+def test_steps_of_a_script_are_traced_in_a_run_of_their_own(folder):
+    """Where it ends before, the measured rate stays and a sentence says why there is no trace."""
+    words = [
+        "-m", "gpus=0,1", "device=cpu", "benchmark=script", "benchmark.run=few.py", "profiler=torch",
+        "profiler.steps=4", "profiler.warmup_steps=3,900", "benchmark.max_seconds=0.3", "report=false",
+        "benchmark.warmup_min_seconds=0.2", "benchmark.warmup_max_seconds=0.5", "noise_pairs=0",
+        "tracking.enabled=false", f"output_dir={folder}/out",
+    ]  # fmt: skip
+    command = [sys.executable, str(ROOT / "launch.py"), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    study = open_study(folder / "out" / "default")
+    few, many = sorted(study.records, key=lambda record: "trace" not in record.tables)
+    ranks = few.tables["trace"]["ranks"]
+    assert [rank["steps"]["count"] for rank in ranks] == [4, 4], done.stdout + done.stderr
+    # DDP exchanges after each of the two backward passes of a step.
+    assert few.metrics["trace/comm_ms_per_step"] > 0
+    assert [row["matched"] for row in few.tables["trace"]["collectives"]] == [8]
+    (section,) = filter(None, [traces(study, findings_of(study))])
+    assert section.lines[0].startswith("Communication takes ") and section.figures
+    assert many.metrics["throughput/images_per_second"] > 0
+    said = many.effective["findings"][0]["sentence"]
+    assert "ended before 900 steps and 4 traced ones" in said, said
+    assert analysis(["verify", str(study.folder)]) == 0

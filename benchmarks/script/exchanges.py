@@ -40,7 +40,7 @@ SENT_BYTES, BUSY_US = 120, 168
 Moment = tuple[str, int, int, int]  # name, time, waited for a core, ran: ns
 
 
-def attach(write: Callable[..., None]) -> None:
+def attach(write: Callable[..., None], _: Mapping[str, Any]) -> None:
     """Note the moments of this process from now on; `write(kind, **content)` appends a line."""
     moments = StepMoments(write)
     optimizer.register_optimizer_step_pre_hook(lambda *_: moments.mark("optimizer"))

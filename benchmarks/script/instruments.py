@@ -29,8 +29,8 @@ OTHERS_IN_A_ROW = 3  # steps of another optimizer, after which that one is the s
 Write = Callable[..., None]
 
 
-def attach(write: Write) -> None:
-    """Say that torch is imported, and mark every step from now on."""
+def attach(write: Write, settings: Mapping[str, Any]) -> None:
+    """Say that torch is imported, and mark every step from now on; trace some if that is asked."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda:
         versions["cuda"] = str(torch.version.cuda)
@@ -39,7 +39,10 @@ def attach(write: Write) -> None:
     if is_free:  # answer it with the stacks of this process
         _loaded("rank/stacks.py").register()
     write("attached", process=os.getpid(), versions=versions, stacks=is_free)
-    marks = StepMarks(write)
+    tracer = None
+    if "trace" in settings:
+        tracer = _loaded("script/tracer.py").StepTracer(write, **settings["trace"])
+    marks = StepMarks(write, tracer)
     register_optimizer_step_post_hook(marks.optimizer_stepped)
     marks.look_for_model()
     atexit.register(marks.finish)
@@ -74,8 +77,8 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
 class StepMarks:
     """Marks the end of each step, counts its forward passes and samples, and writes them."""
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
+    def __init__(self, write: Write, tracer: Any = None) -> None:
+        self._write, self._tracer = write, tracer
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._others = 0
         self._handle: Any = None  # of the hook that counts
@@ -153,6 +156,8 @@ class StepMarks:
             self._watch(optimizer)
         except Exception as error:
             print(f"ringside: fast paths: {type(error).__name__}: {error}", file=sys.stderr)
+        if self._tracer is not None:
+            self._tracer.step_ended()
         if moment >= self._write_at:
             self._write_at = moment + CHUNK_SECONDS
             self._write_steps()

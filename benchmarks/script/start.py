@@ -25,6 +25,7 @@ from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
 from benchmarks.rank.worker import MOST_CHARACTERS, PR_SET_PDEATHSIG, gpu_index
 from benchmarks.record import Kind, read_line
+from benchmarks.record.folder import pack
 from benchmarks.script import derive
 from benchmarks.script.request import NONE, PYTHON_FILE, RANKS, TORCHRUN
 from conf.cell import Cell
@@ -92,7 +93,10 @@ class ScriptRank:
         self._answers: int | None = None  # process that answers SIGUSR1 with its stacks
         self._started_s = time.monotonic()
         self._has_begun = self._has_steps = False  # the first line is written; steps were seen
-        self._phase = "build"
+        # A pass after the timed one, in which some steps are traced and no rate is measured.
+        self._traces = bool(self._options.get("traced"))
+        self._has_traced = False
+        self._phase = "profiled pass" if self._traces else "build"
         self._ms: list[float] = []
         self._has_enough_steps = False  # judged when steps come, not at each look
         self._printed_s: list[float] = []  # monotonic, of each rate
@@ -107,6 +111,8 @@ class ScriptRank:
         is_enough = False
         # All ranks that step, or the one that prints a rate.
         needed = {True: self._cell.world_size, False: 1}
+        if self._traces:
+            needed[False] = self._cell.world_size
         while status is None and not is_enough:
             status = self._wait()
             self._read_log()
@@ -139,18 +145,23 @@ class ScriptRank:
             environment["LOCAL_RANK"] = str(gpu_index(self._cell, self._number))
         path = os.pathsep.join(filter(None, [str(HOOKS), environment.get("PYTHONPATH")]))
         lines = self._reporter.folder.rank_lines(self._number).with_name("{rank}.jsonl")
-        settings = json.dumps({"lines": str(lines)})
+        settings: dict[str, Any] = {"lines": str(lines)}
+        if self._traces:
+            settings["trace"] = {"path": str(self._trace_file()), **self._cell.profiler_options}
         try:
             self._child = subprocess.Popen(
                 command,
                 cwd=self._options["folder"],
-                env={**environment, "PYTHONPATH": path, SETTINGS: settings},
+                env={**environment, "PYTHONPATH": path, SETTINGS: json.dumps(settings)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
             )
         except OSError as error:
             raise ScriptFailed(f"{command[0]} cannot be started: {error.strerror}") from None
+
+    def _trace_file(self) -> Path:
+        return self._reporter.folder.path / f"rank{self._number}.json"
 
     def _pass_on_stack_requests(self) -> None:
         """Have the script, not this process, answer a request for stacks."""
@@ -231,7 +242,11 @@ class ScriptRank:
                 self._has_steps = True
                 self._ms += line["ms"]
                 self._has_enough_steps = derive.is_enough(self._ms, self._options)
-                self._enter(derive.warm_up_end(self._ms, self._options)[1])
+                if not self._traces:
+                    self._enter(derive.warm_up_end(self._ms, self._options)[1])
+            elif line["kind"] == "traced":
+                pack(self._trace_file())
+                self._has_traced = True
 
     def _enter(self, has_warmed_up: bool) -> None:
         """Begin the phase in which the script is now, unless it is in that or a later one."""
@@ -241,6 +256,11 @@ class ScriptRank:
             self._reporter.phase(phase)
 
     def _has_enough(self) -> bool:
+        if self._traces:
+            lasted_s = time.monotonic() - self._started_s
+            if self._printed_s and not self._has_steps and lasted_s > IMPORT_SECONDS:
+                raise ScriptFailed("no step of a torch optimizer was seen, so none can be traced")
+            return self._has_traced
         if self._options["whole"]:
             return False
         if self._ms:
@@ -281,6 +301,12 @@ class ScriptRank:
                         f"the script ended and left process {process.pid} behind; expected one "
                         "that stays until its work is done (no daemon)"
                     )
+        if self._traces and not self._has_traced:
+            options = self._cell.profiler_options
+            raise ScriptFailed(
+                f"the script ended before {options['warmup_steps']} steps and {options['steps']} "
+                "traced ones; expected more steps, or fewer by profiler.steps"
+            )
         rate, steps = self._options["rate"], len(self._ms)
         if self._printed_s or steps >= derive.FEWEST_STEPS:
             return

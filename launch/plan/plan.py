@@ -199,8 +199,8 @@ def with_profilers(
     """Return the configurations without `profiler=auto`, the nsys that they use, and why there is
     none where a request names it.
 
-    `auto` means nsys where it is found and new enough, else torch, and torch with nodes=. A plan
-    for another machine runs no nsys here.
+    `auto` means nsys where it is found and new enough, else torch; torch with nodes= and for a
+    script. A plan for another machine runs no nsys here.
 
     Raises Refused: two configurations name different programs.
     """
@@ -228,7 +228,7 @@ def with_profilers(
     for config in configs:
         if config.profiler["name"] == "auto":
             name = "torch"
-            if nsys and not config.nodes:
+            if nsys and not config.nodes and config.benchmark["name"] != "script":
                 name = "nsys"
             config = replace(config, profiler=config.profiler | {"name": name})
         chosen.append(config)

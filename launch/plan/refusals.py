@@ -147,8 +147,17 @@ REQUEST_REFUSALS = (
     ),
     Refusal(
         "profiler",
-        lambda config: config.benchmark["name"] == "script" and config.profiler["name"] != "none",
-        "a script is not traced; expected none, and torch.profiler in the script itself",
+        lambda config: config.benchmark["name"] == "script" and config.profiler["name"] == "nsys",
+        "does not trace a script; expected torch or none",
+    ),
+    Refusal(
+        "benchmark.launcher",
+        lambda config: (
+            config.benchmark["name"] == "script"
+            and config.profiler["name"] != "none"
+            and config.benchmark["launcher"] != "torchrun"
+        ),
+        "a script that starts its own ranks is not traced; expected torchrun, or profiler=none",
     ),
     Refusal(
         "profiler",

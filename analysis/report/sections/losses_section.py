@@ -30,7 +30,7 @@ from analysis.study.intervals import Estimate
 from analysis.study.names import gpu_ids, run_name, short_names
 from analysis.study.study import Study
 from analysis.text import single_line
-from benchmarks.record import CellFolder, RecordError, read, record_paths
+from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 from benchmarks.record.safe_files import read_whole
 
 MOST_WATERFALLS = 3  # figures
@@ -162,7 +162,7 @@ SIZE = re.compile(r"0 0 ([0-9.]+) ([0-9.]+)")
 
 def traces(study: Study, findings: Findings) -> Section | None:
     """Return the timeline of the cell that the finding is about, else of the first traced cell."""
-    if not study.trains or not study.folder:
+    if not study.folder:
         return None
     timelines: dict[str, Path] = {}
     for path in record_paths(study.folder):
@@ -182,8 +182,20 @@ def traces(study: Study, findings: Findings) -> Section | None:
             subject = f"One step of {single_line(run_name(record))}"
             caption = f"{subject}, recorded in a separate pass that gives no rate."
             figure = Figure("timeline-1", caption, drawing, b"", card=True, wide=True)
-            return Section("traces", "One step, traced", figures=(figure,))
+            return Section("traces", "One step, traced", _split(record), (figure,))
     return None
+
+
+def _split(record: Record) -> tuple[str, ...]:
+    """Return the means over its traced steps and ranks, as a sentence."""
+    names = ("comm", "exposed", "wait")
+    comm, exposed, wait = (record.metrics.get(f"trace/{name}_ms_per_step") for name in names)
+    if comm is None or exposed is None or wait is None:
+        return ()
+    return (
+        f"Communication takes {number(comm)} ms a step; {number(exposed)} ms of it are exposed. "
+        f"In {number(wait)} ms of it a rank waits for others.",
+    )
 
 
 def _as_image(path: Path) -> str:

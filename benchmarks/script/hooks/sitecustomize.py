@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-# Files with a function `attach(write)`. They import torch and the standard library alone: nothing
-# of ours may hide a module of the script's.
+# Files with a function `attach(write, settings)`. They import torch and the standard library alone:
+# nothing of ours may hide a module of the script's.
 ATTACHED = ("instruments.py", "exchanges.py")
 SETTINGS = "RINGSIDE_SCRIPT"
 CLOCK = "RINGSIDE_CLOCK"
@@ -73,8 +73,8 @@ class TorchFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def attach_all(lines: str) -> None:
-    """Attach every instrument."""
+def attach_all(settings: dict[str, Any]) -> None:
+    """Attach every instrument. What else they need is in the same settings."""
     for name in ATTACHED:
         path = FOLDER.parent / name
         try:
@@ -82,7 +82,7 @@ def attach_all(lines: str) -> None:
             module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
             sys.modules[module.__name__] = module
             spec.loader.exec_module(module)  # type: ignore[union-attr]
-            module.attach(functools.partial(write, lines))
+            module.attach(functools.partial(write, settings["lines"]), settings)
         except Exception as error:
             print(f"ringside: {name}: {type(error).__name__}: {error}", file=sys.stderr)
 
@@ -100,7 +100,7 @@ def run_next() -> None:
 try:
     if SETTINGS in os.environ:
         settings = json.loads(os.environ[SETTINGS])
-        sys.meta_path.insert(0, TorchFinder(functools.partial(attach_all, settings["lines"])))
+        sys.meta_path.insert(0, TorchFinder(functools.partial(attach_all, settings)))
 except Exception as error:
     print(f"ringside: sitecustomize: {type(error).__name__}: {error}", file=sys.stderr)
 run_next()
