@@ -323,9 +323,9 @@ def _beside(cells: Sequence[CellDifference]) -> list[str]:
             if metric in cell.steps and metric != cell.metric and cell.verdict in (SLOWER, FASTER):
                 numbers = [plain_number(metric, side[metric]) for side in (cell.first, cell.second)]
                 unit = entry_of(metric).unit.strip("%")
-                parts.append(f"{entry_of(metric).title} {' → '.join(numbers)} {unit}".strip())
+                parts.append(f"{entry_of(metric).title}: {' → '.join(numbers)} {unit}".strip())
         if parts:
-            lines.append(f"{cell.name}: {', '.join(parts)}.")
+            lines.append(f"{cell.name}: {'; '.join(parts)}.")
     return first_lines(lines, 3)
 
 
