@@ -279,8 +279,8 @@ def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) 
             return None  # a program there would hold memory
         return unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
     busy, ahead = min(busy_percents) / 100, min(1.0, ahead_ms / step_ms)
-    # Where steps vary, so does their share of the windows.
-    if busy - ahead <= most + (record.checks.get("half_width") or 0.0):
+    # Where steps vary, so does their share of the windows. NaN, of too few windows, counts as 0.
+    if busy - ahead <= most + max(0.0, record.checks.get("half_width") or 0.0):
         return None
     text = (
         f"the GPUs were busy {100 * busy:.0f} % of the timed windows, in which the same steps, "
