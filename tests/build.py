@@ -28,27 +28,14 @@ from launch.study.study_folder import ProcessIdentity, Sweep
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 BENCHMARK = {
-    "name": "throughput",
-    "min_iterations": 4,
-    "max_iterations": 6,
-    "max_seconds": 0.2,
-    "interval_target": 0.0025,
-    "warmup_iterations": 2,
-    "warmup_min_seconds": 0.0,
-    "warmup_max_seconds": 0.1,
-    "exchange_iterations": 4,
-    "limit_iterations": 2,
-    "exposed_rounds": 1,
-}
+    "name": "throughput", "min_iterations": 4, "max_iterations": 6, "max_seconds": 0.2,
+    "interval_target": 0.0025, "warmup_iterations": 2, "warmup_min_seconds": 0.0,
+    "warmup_max_seconds": 0.1, "exchange_iterations": 4, "limit_iterations": 2, "exposed_rounds": 1,
+}  # fmt: skip
 DDP = {
-    "name": "nccl_allreduce",
-    "bucket_cap_mb": 25.0,
-    "gradient_as_bucket_view": True,
-    "static_graph": True,
-    "broadcast_buffers": False,
-    "comm_hook": "none",
-    "powersgd_rank": 4,
-}
+    "name": "nccl_allreduce", "bucket_cap_mb": 25.0, "gradient_as_bucket_view": True,
+    "static_graph": True, "broadcast_buffers": False, "comm_hook": "none", "powersgd_rank": 4,
+}  # fmt: skip
 
 
 def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **more):

@@ -34,15 +34,10 @@ OF_THE_LAUNCHER = ("compose", "spawn", "projection", "report")
 CELL = ["model=fmnist_cnn", "batch_size=2", "tracking=none", "device=cpu", "engine.stop_grace_s=1"]
 # Tiny windows.
 TRAINING = [
-    "benchmark.max_seconds=0.1",
-    "benchmark.min_iterations=3",
-    "benchmark.max_iterations=10",
-    "benchmark.warmup_min_seconds=0",
-    "benchmark.warmup_max_seconds=0.1",
-    "benchmark.exchange_iterations=2",
-    "benchmark.limit_iterations=0",
-    "benchmark.exposed_rounds=0",
-]
+    "benchmark.max_seconds=0.1", "benchmark.min_iterations=3", "benchmark.max_iterations=10",
+    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=0.1",
+    "benchmark.exchange_iterations=2", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=0",
+]  # fmt: skip
 # Environment that forbids NVLink multicast: it must reach every rank.
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",

@@ -21,24 +21,17 @@ from launch.tracking.tracker import sync
 
 # Tiny windows in which every phase comes.
 SHORT = [
-    *TRAINING[:5],
-    "benchmark.exchange_iterations=4",
-    "benchmark.limit_iterations=4",
-    "benchmark.exposed_rounds=1",
-    "noise_pairs=0",
-    f"engine.silence_timeout_s={SILENCE_S}",
+    *TRAINING[:5], "benchmark.exchange_iterations=4", "benchmark.limit_iterations=4",
+    "benchmark.exposed_rounds=1", "noise_pairs=0", f"engine.silence_timeout_s={SILENCE_S}",
     f"engine.start_timeout_s={START_S}",
-]
+]  # fmt: skip
 QUIET = ["report=false", "gpus=0+1"]
 WITH_SERVER = ["strategy=kvstore_dist_sync", "strategy.servers=1"]
 WITH_PASS = ["profiler=torch", "profiler.steps=2", "profiler.warmup_steps=2"]
 BRIEF = [
-    *SHORT,
-    "benchmark.exchange_iterations=0",
-    "benchmark.exposed_rounds=0",
-    "tracking.enabled=true",
-    "gpus=0",
-]
+    *SHORT, "benchmark.exchange_iterations=0", "benchmark.exposed_rounds=0",
+    "tracking.enabled=true", "gpus=0",
+]  # fmt: skip
 TWO_HOSTS = [
     "gpus=0", "nodes=a+b", "engine=command", "engine.prefix=[ip,netns,exec,{host}]",
     f"engine.lost_after_s={LOST_AFTER_S}",

@@ -333,13 +333,10 @@ def rank_main(folder, cases, rank):
 
 def of_case(rank, name, case, folder):
     whole = {
-        "measuring": measuring.measure,
-        "calibrating": calibrating.calibrate,
-        "planted": planted_ranks.measure,
-        "live": planted_live.measure,
-        "paths": planted_paths.run,
+        "measuring": measuring.measure, "calibrating": calibrating.calibrate,
+        "planted": planted_ranks.measure, "live": planted_live.measure, "paths": planted_paths.run,
         "clean_paths": planted_paths.run_clean,
-    }
+    }  # fmt: skip
     if name in whole:
         return whole[name](rank, folder)
     if name == "calibrating_alone":

@@ -140,15 +140,8 @@ WRONG = {
     "long": "a" * 3000, "a port": "http://a:99999", "a choice": "../model/resnet50.yaml",
 }  # fmt: skip
 STRANGE_NAMES = (
-    "{}x=1",
-    "x.{}=1",
-    "{}.x=1",
-    "+{}.y.z=1",
-    "hydra.{}=1",
-    "NCCL_{}=1",
-    "--{}=1",
-    "{}",
-)
+    "{}x=1", "x.{}=1", "{}.x=1", "+{}.y.z=1", "hydra.{}=1", "NCCL_{}=1", "--{}=1", "{}",
+)  # fmt: skip
 
 
 def wrong_requests(count, seed):

@@ -126,14 +126,10 @@ def preempt(nodes):
 
 # What happens once the first cell has started on node 0.
 FAULTS = {
-    "none": lambda nodes: None,
-    "first_killed": lambda nodes: kill_node(nodes["a"]),
-    "other_killed": lambda nodes: kill_node(nodes["b"]),
-    "cut": cut_wire,
-    "cut_for_a_moment": cut_wire_for_a_moment,
-    "half_open": half_open,
-    "preempted": preempt,
-}
+    "none": lambda nodes: None, "first_killed": lambda nodes: kill_node(nodes["a"]),
+    "other_killed": lambda nodes: kill_node(nodes["b"]), "cut": cut_wire,
+    "cut_for_a_moment": cut_wire_for_a_moment, "half_open": half_open, "preempted": preempt,
+}  # fmt: skip
 # What is different from the beginning.
 LATE, ABSENT, STRANGER, TAKEN, TWO = "late", "absent", "other_token", "port_taken", "two_jobs"
 LATE_S = 60.0

@@ -79,14 +79,9 @@ def faulty_training(fault, ranks, precision="fp32"):
 
 HOOKS = {"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}
 GRADIENT_FAULTS = (
-    *HOOKS,
-    "elements lost",
-    "one array summed",
-    "one array lost",
-    "a bucket dropped",
-    "NaN on one rank",
-    "one element wrong on one rank",
-)
+    *HOOKS, "elements lost", "one array summed", "one array lost", "a bucket dropped",
+    "NaN on one rank", "one element wrong on one rank",
+)  # fmt: skip
 # Faults of every step, and whether they leave equal replicas.
 LEFT_EQUAL = {
     "none": True, "nothing exchanged": False, "sum": True, "one element of each array": False

@@ -170,12 +170,8 @@ for name, case in OTHER_EXCHANGES.items():
 
 # test_collectives
 SHORT = {
-    "name": "collectives",
-    "min_bytes": "1K",
-    "max_bytes": "1KiB",
-    "iterations": 2,
-    "warmup": 1,
-}
+    "name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1,
+}  # fmt: skip
 TABLE = {**SHORT, "max_bytes": "16KiB", "factor": 4, "format": "nccl-tests"}
 OTHER_COLLECTIVES = [
     *({"op": op} for op in ("prod", "min", "max")),

@@ -293,12 +293,9 @@ class ForecastMachine:
             metrics["comm/exchange_ms"] = sum(times)
         rows = [{"bytes": size} for size in sizes]
         quiet = {
-            "rank": 0,
-            "exchange": False,
-            "ready_ms": ready,
-            "backward_ms": compute,
+            "rank": 0, "exchange": False, "ready_ms": ready, "backward_ms": compute,
             "update_ms": compute,
-        }
+        }  # fmt: skip
         tables = {"buckets": {"rows": rows}, "timeline": {"rows": [quiet]}} if own else {}
         if own and len(gpus) > 1:
             measured = [

@@ -30,11 +30,8 @@ OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW}
 MODEL = Network("blocks", "python", "synchronising:build", 1, 10, 8, 0.0, {})
 SMALL = {"bucket_cap_mb": 0.002}
 ACCUMULATING = {
-    "nccl_allreduce": SMALL,
-    "kvstore_device": SMALL,
-    "hierarchical": SMALL,
-    "cpu_staged": SMALL,
-}
+    "nccl_allreduce": SMALL, "kvstore_device": SMALL, "hierarchical": SMALL, "cpu_staged": SMALL,
+}  # fmt: skip
 
 
 class Block(nn.Module):
@@ -202,14 +199,11 @@ def whole_cells(rank, ranks, folder):
 
 
 SHARDED = {
-    "fsdp": {"name": "fsdp", "prefetch": 1},
-    "fsdp 4": {"name": "fsdp", "accumulate": 4},
-    "zero2": {"name": "zero2"},
-    "zero2 4": {"name": "zero2", "accumulate": 4},
-    "zero1": {"name": "zero1"},
-    "hsdp": {"name": "hsdp", "shard_size": 1},
+    "fsdp": {"name": "fsdp", "prefetch": 1}, "fsdp 4": {"name": "fsdp", "accumulate": 4},
+    "zero2": {"name": "zero2"}, "zero2 4": {"name": "zero2", "accumulate": 4},
+    "zero1": {"name": "zero1"}, "hsdp": {"name": "hsdp", "shard_size": 1},
     "hsdp 2": {"name": "hsdp", "shard_size": 2},
-}
+}  # fmt: skip
 
 
 def sharded(rank, ranks):

@@ -471,13 +471,8 @@ FORMS = [f"collective={name}" for name in COLLECTIVES] + [
 def test_gpus_return_what_they_should(tmp_path, sharing, asked, calls):
     options = (asked, f"calls={calls}", "max_bytes=16M", "factor=16")
     command = [
-        sys.executable,
-        "launch.py",
-        "gpus=0,1",
-        "benchmark=collectives",
-        "tracking=none",
-        *sharing,
-    ]
+        sys.executable, "launch.py", "gpus=0,1", "benchmark=collectives", "tracking=none", *sharing,
+    ]  # fmt: skip
     command += [f"output_dir={tmp_path}", *(f"benchmark.{option}" for option in options)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

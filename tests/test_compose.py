@@ -71,14 +71,9 @@ def test_a_value_that_refers_to_another_one_follows_it(launch, tmp_path):
     study.parent.mkdir(parents=True)
     study.write_text("# @package _global_\nbatch_size: ${seed}\n")
     arguments = (
-        "--config-dir",
-        str(tmp_path / "mine"),
-        "-m",
-        "+experiment=own",
-        "gpus=0",
-        "seed=3,4",
+        "--config-dir", str(tmp_path / "mine"), "-m", "+experiment=own", "gpus=0", "seed=3,4",
         "dry_run=true",
-    )
+    )  # fmt: skip
     code, out, err = launch(*arguments)
     assert (code, err) == (0, "") and "batch 3" in out and "batch 4" in out
 

@@ -87,12 +87,8 @@ def test_a_run_whose_log_is_lost_stays_with_the_others():
 
 
 VERSIONS = {
-    "torch": "2.11.0+cu130",
-    "cuda": "13.0",
-    "nccl": "2.28.9",
-    "cudnn": "91900",
-    "python": "3.12.3",
-}
+    "torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "cudnn": "91900", "python": "3.12.3",
+}  # fmt: skip
 CPU = {"model": "Intel(R) Xeon(R) Processor", "cores": 64}
 PLAIN = {"versions": VERSIONS, "cpu": CPU, "variables": {}}
 SURROUNDINGS = [

@@ -67,11 +67,8 @@ def test_the_exchange_with_servers(forked, name):
 
 def test_of_several_ways_the_fastest_is_the_reference(tmp_path):
     times = {
-        "ring": [4.0, 4.0],
-        "ring gather": [3.0, 5.0],
-        "ring reduce": [9.0, 9.0],
-        "sum": [1.0, 1.0],
-    }
+        "ring": [4.0, 4.0], "ring gather": [3.0, 5.0], "ring reduce": [9.0, 9.0], "sum": [1.0, 1.0],
+    }  # fmt: skip
     ways = ((1.0, ""), (0.5, "gather"), (0.4, "reduce"))
     probes = [ReferenceProbe("ring", lambda: None, share, way=way) for share, way in ways]
     probes.append(ReferenceProbe("sum", lambda: None, 1.0, reference=False))

@@ -13,13 +13,9 @@ SILENCE_S = 8.0
 HANG = {"cause": "hang", "deadline_s": SILENCE_S}
 STRANGER, SHIFTED = "stranger", "another collective of NCCL"
 ON_ANY = {  # kind: what must come of it; the stranger first, since it outlives its cell by seconds
-    STRANGER: {},
-    "SIGKILL": {"cause": "killed"},
-    "SIGSTOP": HANG,
-    "sleep": HANG,
-    "illegal access": {"cause": "exception"},
-    "out of GPU memory": {"cause": "oom"},
-}
+    STRANGER: {}, "SIGKILL": {"cause": "killed"}, "SIGSTOP": HANG, "sleep": HANG,
+    "illegal access": {"cause": "exception"}, "out of GPU memory": {"cause": "oom"},
+}  # fmt: skip
 BETWEEN_RANKS = {"wrong collective": HANG, "message that nobody sends": HANG, SHIFTED: {}}
 # What the cell of each kind that ends nothing must be told as.
 TOLD = {STRANGER: {"foreign_load"}, SHIFTED: {"replicas_differ", "exchange_wrong"}}

@@ -37,16 +37,11 @@ WAYS = {
     "a file": "outputs/mine/x.py:f",
 }
 PLACES = (
-    ("declared", "benchmark", "derive"),
-    ("declared", "benchmark", "section"),
-    ("declared", "benchmark", "target"),
-    ("declared", "benchmark", "code"),
-    ("declared", "strategy", "target"),
-    ("declared", "strategy", "exchange"),
-    ("declared", "strategy", "_target_"),
-    ("model", "builder"),
-    ("data", "loader"),
-)
+    ("declared", "benchmark", "derive"), ("declared", "benchmark", "section"),
+    ("declared", "benchmark", "target"), ("declared", "benchmark", "code"),
+    ("declared", "strategy", "target"), ("declared", "strategy", "exchange"),
+    ("declared", "strategy", "_target_"), ("model", "builder"), ("data", "loader"),
+)  # fmt: skip
 STUDY = "outputs/mine"
 COMMANDS = {
     "verify": ("verify", STUDY),

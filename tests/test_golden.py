@@ -68,17 +68,9 @@ BORDER = re.compile("[\u2500-\u257f]+")
 DIFF_LINES = 80
 # What may change the answer of a command without being in it.
 OUTSIDE = (
-    "NCCL_",
-    "SLURM_",
-    "MLFLOW_",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "RINGSIDE_",
-    "TORCH_",
-    "OMP_",
+    "NCCL_", "SLURM_", "MLFLOW_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "RINGSIDE_", "TORCH_", "OMP_",
     "NSYS",
-)
+)  # fmt: skip
 
 
 # --- the stored texts ------------------------------------------------------------------------------------------------

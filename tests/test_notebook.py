@@ -28,12 +28,9 @@ def scaling():
 def odd(tmp_path):
     """A cell with an interval in its run, one whose runs all failed, one that is invalid, and metrics of the user's own."""
     bad = {
-        "verdict": "invalid",
-        "codes": {"wrong_sum": "x"},
-        "unchecked": {},
-        "limits": {},
+        "verdict": "invalid", "codes": {"wrong_sum": "x"}, "unchecked": {}, "limits": {},
         "not_applicable": {},
-    }
+    }  # fmt: skip
     failure = {"cause": "oom", "rank": 1, "message": "memory ran out", "log_tail": ""}
     failed = {
         "state": "failed",
@@ -112,14 +109,9 @@ def test_every_metric_has_a_column_of_its_own_with_its_unit():
     assert names["comm/exchange_ms"] == "comm_exchange_ms"
     assert names["ranks/spread"] == "ranks_spread_share"
     units = {
-        "%": "share ratio fraction",
-        "GB/s": "gb_per_s",
-        "ms": "ms",
-        "µs": "us",
-        "W": "w",
-        "MHz": "mhz",
-        "images": "images",
-    }
+        "%": "share ratio fraction", "GB/s": "gb_per_s", "ms": "ms", "µs": "us", "W": "w",
+        "MHz": "mhz", "images": "images",
+    }  # fmt: skip
     for name, column in names.items():
         words = units.get(metrics.METRICS[name].unit, "").split()
         assert not words or any(word in column for word in words), name

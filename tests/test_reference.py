@@ -11,14 +11,8 @@ from benchmarks.record.metrics import METRICS
 from launch.display import columns
 
 ON_SCREEN = (
-    *COLUMNS,
-    MARGIN,
-    ONE_RUN,
-    PREDICTED,
-    *columns.DISPENSABLE,
-    columns.GPUS,
-    columns.SETTINGS,
-)
+    *COLUMNS, MARGIN, ONE_RUN, PREDICTED, *columns.DISPENSABLE, columns.GPUS, columns.SETTINGS,
+)  # fmt: skip
 ON_SCREEN += (columns.STATE, columns.VALIDITY, columns.COST, columns.BAR, "valid", *REMEDIES)
 
 

@@ -88,11 +88,8 @@ def everything():
     made.append(p2p | {"metrics": {}, "tables": tables})
     failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
     failed = {
-        "state": "failed",
-        "overrides": ["-m", EVIL],
-        "sweep_id": "f" * 32,
-        "failure": failure,
-    }
+        "state": "failed", "overrides": ["-m", EVIL], "sweep_id": "f" * 32, "failure": failure,
+    }  # fmt: skip
     codes = {"foreign_load": f"something else used these GPUs: {EVIL}"}
     bad = {"verdict": "invalid", "codes": codes, **NOTHING_UNCHECKED}
     made.append(record(len(made), [0, 1], 1.0, **failed))

@@ -20,19 +20,10 @@ TESTS = Path(__file__).parent
 BEFORE, AFTER = "10.0.0.1:5001", "10.0.0.2:5002"
 # Moments of a step with two buckets, and the ms that a rank runs before each.
 STEP = {
-    "optimizer_end": 0,
-    "loader": 1,
-    "loader_end": 2,
-    "forward": 1,
-    "forward:1": 0,
-    "forward:0": 5,
-    "backward": 5,
-    "ready:0": 10,
-    "ready:1": 10,
-    "backward_end": 1,
-    "optimizer": 1,
+    "optimizer_end": 0, "loader": 1, "loader_end": 2, "forward": 1, "forward:1": 0, "forward:0": 5,
+    "backward": 5, "ready:0": 10, "ready:1": 10, "backward_end": 1, "optimizer": 1,
     "optimizer_end ": 2,
-}
+}  # fmt: skip
 # What the planted rank has more: {moment: (ran, waited for a core, slept) ms before it}.
 FAULTS = {
     "loader": {"loader_end": (0, 0, 9)},

@@ -200,15 +200,10 @@ def between_steps(share, ms):
 
 
 PHASE = {
-    "samples": 4,
-    "throttle_reasons": [],
-    "power_capped_share": [0.0, 0.0],
-    "sm_mhz": [1980.0, 1880.0],
-    "free_sm_mhz": [1980.0, 1980.0],
-    "most_free_sm_mhz": [1980, 1980],
-    "grown_bytes": 0,
-    "foreign_bytes": 0,
-}
+    "samples": 4, "throttle_reasons": [], "power_capped_share": [0.0, 0.0],
+    "sm_mhz": [1980.0, 1880.0], "free_sm_mhz": [1980.0, 1980.0], "most_free_sm_mhz": [1980, 1980],
+    "grown_bytes": 0, "foreign_bytes": 0,
+}  # fmt: skip
 
 
 def met(fault):

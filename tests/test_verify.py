@@ -104,13 +104,10 @@ def test_tables_from_another_source_are_no_difference(one, capsys):
 
 
 EDITED = [
-    ("within_run", ("step/ms_median", "low"), 7.0),
-    ("metrics", ("strategy/cost_ms",), "nan"),
-    ("metrics", ("step/ms_p95",), "absent"),
-    ("series", ("step/ms_median", 0, 1), 1.5),
-    ("model", ("arrays",), 9),
-    ("checks", ("replicas_equal",), False),
-]
+    ("within_run", ("step/ms_median", "low"), 7.0), ("metrics", ("strategy/cost_ms",), "nan"),
+    ("metrics", ("step/ms_p95",), "absent"), ("series", ("step/ms_median", 0, 1), 1.5),
+    ("model", ("arrays",), 9), ("checks", ("replicas_equal",), False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "path", "recorded"), EDITED)

@@ -25,15 +25,10 @@ from launch.tracking.mlflow_run import project, summary_markdown
 
 # What a terminal or a browser would obey, and how it is shown.
 INJECTED = {
-    "\x1b]0;owned": r"\x1b]0;owned",
-    "\x1b[2J": r"\x1b[2J",
-    "\0": r"\x00",
-    "\x9b31m": r"\x9b31m",
-    "\x7f": r"\x7f",
-    "\u202eevil": r"\u202eevil",
-    "\u2066a\u2069": r"\u2066a\u2069",
+    "\x1b]0;owned": r"\x1b]0;owned", "\x1b[2J": r"\x1b[2J", "\0": r"\x00", "\x9b31m": r"\x9b31m",
+    "\x7f": r"\x7f", "\u202eevil": r"\u202eevil", "\u2066a\u2069": r"\u2066a\u2069",
     "\ud800": r"\ud800",
-}
+}  # fmt: skip
 DROPPED = "\a\b\r\v\f"  # rich leaves them out by itself
 CODES = (range(9), range(11, 32), range(127, 160), range(0x202A, 0x202F), range(0x2066, 0x206A))
 OBEYED = set(map(chr, itertools.chain(*CODES)))

@@ -81,10 +81,7 @@ REDUCE, GATHER, GEMM = (
 def two_ranks(path, **more):
     """Rank 0 computes 0-10 and 14-20 and reduces 8-16; rank 1 computes 2-12, reduces 12-16; times in ms."""
     kernels = [
-        (10, 0, 7, 0, 10, GEMM, 1),
-        (10, 0, 7, 14, 20, GEMM, 2),
-        (10, 0, 17, 8, 16, REDUCE, 3),
-        (11, 1, 7, 2, 12, GEMM, 1),
-        (11, 1, 17, 12, 16, REDUCE, 2),
-    ]
+        (10, 0, 7, 0, 10, GEMM, 1), (10, 0, 7, 14, 20, GEMM, 2), (10, 0, 17, 8, 16, REDUCE, 3),
+        (11, 1, 7, 2, 12, GEMM, 1), (11, 1, 17, 12, 16, REDUCE, 2),
+    ]  # fmt: skip
     return make_export(path, kernels, **more)
