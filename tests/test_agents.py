@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import json
 import os
 import signal
 import sys
@@ -300,14 +299,6 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="/proc/none"):
         Scratch.make("t", {"cell.json": "{}"})
     assert psutil.Process().num_fds() == before and list(tmp_path.iterdir()) == []
-
-
-def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():
-    cell = make_cell(gpus=(0, 3), hosts=("b", "a"))
-    assert cell.world_size == 4 and cell.members == ("b:0", "b:3", "a:0", "a:3")
-    assert [place.host for place in cell.places] == ["b", "b", "a", "a"]
-    again = type(cell).from_dict(json.loads(json.dumps(cell.to_dict())))
-    assert again == cell and again.key == cell.key != make_cell(gpus=(0, 3)).key
 
 
 def test_a_launcher_hears_at_once_that_a_cell_has_ended():

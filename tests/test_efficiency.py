@@ -239,14 +239,6 @@ def test_runs_of_another_strategy_or_batch_lend_no_noise(other):
     assert Baselines(study).noise(study.single(made[-1])) > 0.03
 
 
-def test_without_repeats_the_slowest_counts_as_it_is():
-    simulator = Simulator(seed=2)
-    made = [simulator.record(gpus) for gpus in ((0,), (1,), (0, 1))]
-    *alone, rate = (one.metrics["throughput/images_per_second"] for one in made)
-    share = values_of(made)[made[2].record_id][EFFICIENCY]
-    assert share == pytest.approx(rate / 2 / min(alone), rel=1e-12)
-
-
 def test_a_record_states_what_verify_computes_again_with_the_noise_of_its_study():
     simulator, known = Simulator(Truth(noise=0.004), seed=8), []
     for repeat in range(3):

@@ -94,6 +94,12 @@ PLAIN = {"versions": VERSIONS, "cpu": CPU, "variables": {}}
 SURROUNDINGS = [
     ({"versions": VERSIONS | {"cudnn": "92000"}}, "cuDNN (92000, not 91900)"),
     ({"versions": VERSIONS | {"python": "3.13.0"}}, "Python (3.13, not 3.12)"),
+    ({"versions": VERSIONS | {"torch": "2.12.0"}}, "torch (2.12.0, not 2.11.0+cu130)"),
+    ({"versions": VERSIONS | {"nccl": "2.30.1"}}, "NCCL (2.30.1, not 2.28.9)"),
+    ({"versions": VERSIONS | {"cuda": "12.8"}}, "CUDA (12.8, not 13.0)"),
+    ({"gpu": {"driver": "590"}}, "driver (590, not 580)"),
+    ({"host": "other"}, "machine (other, not vm)"),
+    ({"planned_uuids": ["GPU-of-another-machine"]}, "(GPUs on vm · GPU-of-anoth, not GPUs on vm"),
     (
         {"cpu": CPU | {"model": "AMD EPYC"}},
         "CPU (AMD EPYC, 64 cores, not Intel(R) Xeon(R) Processor, 64 cores)",

@@ -121,21 +121,6 @@ def test_the_lock_of_a_launcher_that_is_killed_is_free(tmp_path):
         assert ours
 
 
-def test_a_lock_neither_follows_a_link_nor_empties_a_file(tmp_path):
-    study, cell = StudyFolder(str(tmp_path), "s"), make_cell()
-    folder = CellFolder(study.folder / cell.folder).make()
-    precious = tmp_path / "precious"
-    precious.write_text("text")
-    folder.lock.symlink_to(precious)
-    with pytest.raises(OSError, match="is a link"), study.lock(cell):
-        pass
-    folder.lock.unlink()
-    folder.lock.write_text("text")
-    with pytest.raises(OSError, match="holds something"), study.lock(cell):
-        pass
-    assert precious.read_text() == folder.lock.read_text() == "text"
-
-
 def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path):
     study, cell, folder = begun(tmp_path)
     finished = assemble(folder, "finished", None, time.time(), [], CellFolder)

@@ -11,7 +11,6 @@ from build import changed_cell
 from simulate import STRATEGIES_STUDY, STRATEGY, Simulator, Truth, changed, template
 
 from analysis.findings.baselines import control_cells
-from analysis.findings.communication import values_of
 from analysis.findings.comparisons import comparisons as comparisons_of
 from analysis.findings.examine import Findings, findings_of
 from analysis.findings.scaling import curves
@@ -95,18 +94,6 @@ def test_equal_records_give_equal_findings_in_any_order():
     assert study_findings(made) == study_findings(made[::-1])
 
 
-def test_efficiency_is_against_the_slowest_members_median_however_long_was_measured():
-    simulator = Simulator(Truth(noise=0.0))
-    longer = template(STRATEGY).cell.benchmark | {"max_seconds": 60}
-    made = [simulator.record((0,), benchmark=longer), simulator.record((0, 1))]
-    made += [simulator.record((1,), repeat=repeat, factor=0.9) for repeat in (1, 2, 3)]
-    point = point_of(made, (0, 1))
-    slowest = simulator.truth.rate(STRATEGY, (1,)) * 0.9
-    assert point.slowest == 1 and point.baseline.value == pytest.approx(slowest, rel=1e-9)
-    share = simulator.truth.rate(STRATEGY, (0, 1)) / (2 * slowest)
-    assert point.efficiency.value == pytest.approx(share) and made[1].record_id in values_of(made)
-
-
 def test_members_without_a_baseline_are_named():
     simulator = Simulator()
     made = [simulator.record((0,)), simulator.record(FOUR)]
@@ -129,28 +116,6 @@ def test_weak_and_strong_scaling_never_mix():
     assert any("weak scaling" in text and "strong scaling" in text for text in both.refusals)
     refusal = next(iter(scaling([weak[0], strong[1]]).refusals))
     assert "the kind of batch (weak scaling, not 1024 images per step)" in refusal
-
-
-VERSIONS = {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "named"),
-    [
-        ({"gpu": {"driver": "590"}}, "driver (590, not 580)"),
-        ({"versions": VERSIONS | {"torch": "2.12.0"}}, "torch (2.12.0, not 2.11.0+cu130)"),
-        ({"versions": VERSIONS | {"nccl": "2.30.1"}}, "NCCL (2.30.1, not 2.28.9)"),
-        ({"versions": VERSIONS | {"cuda": "12.8"}}, "CUDA (12.8, not 13.0)"),
-        ({"host": "other"}, "machine (other, not vm)"),
-        ({"planned_uuids": ["GPU-of-another-machine"]},
-         "machine (GPUs on vm · GPU-of-anoth, not GPUs on vm · GPU-0)"),
-    ],
-)  # fmt: skip
-def test_other_surroundings_are_refused_with_the_difference_named(environment, named):
-    simulator = Simulator()
-    found = scaling([simulator.record((0,), environment=environment), simulator.record((0, 1))])
-    assert [point.efficiency for curve in found.curves for point in curve.points] == [None, None]
-    assert any(named in refusal for refusal in found.refusals), found.refusals
 
 
 @pytest.mark.parametrize(

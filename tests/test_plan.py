@@ -17,7 +17,7 @@ from conf import schema
 from conf.command_line import normalise
 from conf.host import usable_cores
 from conf.options import Refused
-from launch.machine.devices import Device, Machine, look
+from launch.machine.devices import look
 from launch.plan.order import PlannedCell, choose_replicates, known_freedom, ordered
 from launch.plan.plan import Request, plan
 
@@ -189,34 +189,11 @@ def test_what_cpu_workers_do_otherwise_is_told_once():
 # The environment of a cell's processes.
 
 
-def test_every_surrounding_variable_but_another_launchers_reaches_the_ranks(tmp_path):
-    (cell,) = cells_of(["gpus=0,1", "nccl.p2p_level=LOC"])
-    safe = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
-    safe |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    around = {**safe, "RANK": "3", "MASTER_PORT": "1", "HOME": "h"}
-    made = environment(cell, look("cpu", {}), CellFolder(tmp_path), "t", around)
-    assert made.items() >= {**safe, "HOME": "h"}.items()
-    # A CPU worker has no NCCL.
-    assert not made.keys() & {"RANK", "MASTER_PORT", "NCCL_P2P_LEVEL"}
-
-
 @pytest.mark.parametrize(("ranks", "lazily"), [(64, None), (65, "1")])
 def test_many_ranks_connect_only_where_they_speak(ranks, lazily, tmp_path):
     cell = dataclasses.replace(cells_of(["gpus=0"])[0], gpus=tuple(range(ranks)))
     made = environment(cell, look("cpu", {}), CellFolder(tmp_path), "t", {})
     assert made.get("TORCH_GLOO_LAZY_INIT") == lazily
-
-
-def test_gpu_ranks_get_their_gpus_in_order_and_an_empty_nccl_conf(tmp_path):
-    machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in range(4)), (0, 1, 2, 3), 8)
-    (cell,) = cells_of(["gpus=3,0", "nccl.p2p_level=LOC"])
-    cell = dataclasses.replace(cell, device="cuda")
-    around = {"NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"}
-    made = environment(cell, machine, CellFolder(tmp_path), "t", around)
-    expected = {"CUDA_VISIBLE_DEVICES": "GPU-3,GPU-0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    expected |= {"NCCL_P2P_LEVEL": "LOC", "NCCL_NVLS_ENABLE": "0"}
-    expected |= {"NCCL_CONF_FILE": str(tmp_path / "nccl" / "nccl.conf")}
-    assert made.items() >= expected.items()
 
 
 def test_control_cells_have_labels_of_their_own():

@@ -197,8 +197,10 @@ def test_a_host_that_forbids_multicast_forbids_it_for_all():
 
 
 OURS = {"PATH": "/bin", "HOME": "/h", "PYTHONPATH": "here"}
-AROUND = {**OURS, "RANK": "3", "TORCHELASTIC_RUN_ID": "x"}
+AROUND = {**OURS, "RANK": "3", "TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "1"}
 OF_USER = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
+OF_USER |= {"NCCL_ALGO": "Tree", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+OF_USER |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
