@@ -28,10 +28,8 @@ from benchmarks.collectives.measure import CollectiveBenchmark, message_views
 from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES, sizes
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_study
-from benchmarks.request import Room, refuse
 from benchmarks.timing import c_calls, statistics
 from benchmarks.timing.clock import SpinBarrier
-from conf.options import Refused
 
 COMPILERS = [
     pytest.param(None, marks=pytest.mark.needs("compiler"), id="C"),
@@ -391,22 +389,6 @@ def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, fa
     found = sizes(dataclasses.replace(make_cell(tuple(range(world))), benchmark=options))
     assert found == sorted(set(found)) and found[0] == 128 * world
     assert all(size % (16 * world if COLLECTIVES[name].shares else 8) == 0 for size in found)
-
-
-def test_messages_that_do_not_fit_the_memory_are_refused(hydra):
-    """tests/golden/refusals.txt has what else cannot be measured."""
-    said = "=40G: each rank needs 83.0 GiB, the smallest GPU has 80.0 GiB"
-    with pytest.raises(Refused, match=said):
-        refuse(cell_of("max_bytes=40G"), Room(80 << 30))
-    with pytest.raises(Refused, match="a share of the host's free memory among 2 is"):
-        refuse(cell_of("max_bytes=900000G", device="cpu"), Room(host_bytes=8 << 30))
-
-
-def test_requests_that_fit_pass(hydra):
-    for asked in ("max_bytes=38G", "max_bytes=70G placement=in", "cuda_graph=true"):
-        refuse(cell_of(*asked.split()), Room(80 << 30))
-    refuse(cell_of("max_bytes=40G"), Room())
-    refuse(cell_of(gpus=(0,), device="cpu"), Room(host_bytes=8 << 30))
 
 
 SIZES = [8 << k for k in range(30)]

@@ -9,8 +9,6 @@ from derived_results import run_whole
 
 from benchmarks.host_link import derive, measure
 from benchmarks.record import CellFolder, read_lines
-from benchmarks.request import Room, refuse
-from conf.options import Refused
 
 OPTIONS = {"name": "host_link", "bytes": 1 << 20, "iterations": 4, "pageable": True, "threads": 1}
 
@@ -95,19 +93,6 @@ def test_both_ways_start_before_either_is_waited_for(monkeypatch):
         "both",
         ["up after timed", "down after timed", "copy up", "copy down", "timed after up", "timed after down"],
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("device", "memory", "size", "sentence"),
-    [
-        ("cuda", 1 << 30, (1 << 29) + 4, "the buffers of 2 ranks do not fit the smallest GPU's memory"),
-        ("cpu", None, 1 << 40, "the buffers of 2 ranks do not fit the host's free memory"),
-        ("cpu", None, (1 << 20) + 2, "expected multiples of 4"),
-    ],
-)  # fmt: skip
-def test_buffers_that_cannot_be_measured_are_refused(device, memory, size, sentence):
-    with pytest.raises(Refused, match=f"^benchmark.bytes={size}: {sentence}"):
-        refuse(host_cell(device=device, bytes=size), Room(memory, 8 << 30))
 
 
 def test_a_cell_without_training_has_no_model_and_no_strategy(hydra):

@@ -17,8 +17,6 @@ from benchmarks.jacobi.derive import derive, output_lines
 from benchmarks.jacobi.grid import EDGE, TILES, Slab, TorchStencil, split, tiles
 from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
-from benchmarks.request import Room, refuse
-from conf.options import Refused
 
 CPU = torch.device("cpu")
 # jacobi_memcpy's lines, as the documents hold them.
@@ -171,33 +169,6 @@ def test_a_slab_is_cut_into_tiles_that_a_launch_can_count():
     assert tiles(2 * 65535) == list(TILES)
     assert {tile.rows for tile in tiles(4 * 65535 + 1)} == {8, 16}
     assert tiles(1_000_000)  # no grid has more rows (tests/golden/refusals.txt)
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "sentence"),
-    [
-        ("nx=100000", "cuda", "ny=100000: each rank needs 151.5 GiB, the smallest GPU"),
-        ("nx=1000000", "cpu", "each rank needs"),
-    ],
-)
-def test_a_grid_that_does_not_fit_is_refused_with_a_sentence(hydra, asked, device, sentence):
-    """tests/golden/refusals.txt has what else cannot be solved."""
-    with pytest.raises(Refused, match=sentence):
-        refuse(cell_of(f"benchmark.{asked}", device=device), Room(80 << 30, 8 << 30, 1 << 30))
-
-
-def test_a_grid_that_fits_passes(hydra):
-    refuse(cell_of("benchmark.ny=4"), Room(80 << 30))
-    refuse(cell_of(gpus=(0,)), Room(16 << 30))
-    refuse(cell_of(device="cpu"), Room(host_bytes=1 << 30))
-
-
-def test_rows_that_do_not_fit_the_shared_memory_are_refused(hydra):
-    asked = cell_of("benchmark.nx=100000", "benchmark.ny=4", device="cpu")
-    refuse(asked, Room(shared_bytes=4096 + 8 * 4 * 100_000))
-    needs = "^benchmark.exchange=host benchmark.nx=100000: .* needs 3.1 MiB of shared memory in "
-    with pytest.raises(Refused, match=f"{needs}/dev/shm, where 1.0 MiB are"):
-        refuse(asked, Room(shared_bytes=1 << 20))
 
 
 def on_gpus(tmp_path, *asked):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from build import composed_cell, links_cell
+from build import links_cell
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,40 +28,12 @@ from benchmarks.p2p.copies import (
 )
 from benchmarks.rank.ranks import Reporter, Result
 from benchmarks.record import CellFolder, read_lines
-from benchmarks.request import Room, refuse
-from conf.options import Refused
 
 NAMES = [
     "unidirectional_disabled", "unidirectional_enabled", "unidirectional_enabled_reads",
     "bidirectional_disabled", "bidirectional_enabled",
     "latency_cpu_disabled", "latency_cpu_enabled", "latency_cpu_enabled_reads",
 ]  # fmt: skip
-
-
-GPU, CPU = "cuda", "cpu"
-
-
-@pytest.mark.parametrize(
-    ("device", "room", "asked", "sentence"),
-    [
-        (GPU, Room(24 << 30), "bytes=40000000000", "the buffers do not fit the smallest GPU's"),
-        (CPU, Room(None, 8 << 30), "bytes=1000000000000", "the buffers do not fit the host's free"),
-        (CPU, Room(shared_bytes=0), "bytes=4000000",
-         "the buffers do not fit /dev/shm; expected at most 0"),
-    ],
-)  # fmt: skip
-def test_buffers_that_do_not_fit_are_refused(hydra, device, room, asked, sentence):
-    """tests/golden/refusals.txt has what else cannot be measured."""
-    options = [f"benchmark.{one}" for one in asked.split()]
-    with pytest.raises(Refused) as refused:
-        refuse(composed_cell("benchmark=p2p", *options, device=device), room)
-    assert str(refused.value).startswith(f"{options[0]}: {sentence}")
-
-
-def test_the_largest_buffers_that_fit_pass(hydra):
-    largest = composed_cell("benchmark=p2p", f"benchmark.bytes={(22 << 30) // 2}")
-    refuse(largest, Room(24 << 30))
-    refuse(largest, Room())  # the driver did not say
 
 
 class FixedLinks:

@@ -1,4 +1,4 @@
-"""A cell that needs too much shared memory is refused; a file in /dev/shm is whole, or not there."""
+"""A cell that needs too much memory is refused; a file in /dev/shm is whole, or not there."""
 
 import dataclasses
 import errno
@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from build import make_cell, strategy_of
+from build import composed_cell, make_cell, strategy_of
 
+from benchmarks.request import Room, refuse
 from conf.cell import Network
 from conf.host import SHARED_MEMORY_FOLDER as FOLDER
 from conf.options import Refused
@@ -73,6 +74,61 @@ def test_where_there_is_plenty_no_process_is_started(monkeypatch):
     refuse_too_little([LITTLE, MUCH], free_bytes=PLENTY_BYTES * 10)
     with pytest.raises(FileNotFoundError):
         refuse_too_little([LITTLE, MUCH], free_bytes=PLENTY_BYTES * 10 - 1)
+
+
+GIB = 1 << 30
+GPU, CPU = {}, {"device": "cpu"}
+ONE, ONE_CPU = {"gpus": (0,)}, {"gpus": (0,), "device": "cpu"}
+ROWS = "jacobi nx=100000 ny=4"
+LARGEST = f"p2p bytes={11 * GIB}"
+HALF = f"host_link bytes={(GIB >> 1) + 4}"
+# A benchmark with options, where it runs, the memory there, and what is said; "": it fits.
+ROOMS = [
+    ("collectives max_bytes=40G", GPU, Room(80 * GIB),
+     "max_bytes=40G: each rank needs 83.0 GiB, the smallest GPU has 80.0 GiB"),
+    ("collectives max_bytes=900000G", CPU, Room(host_bytes=8 * GIB),
+     "a share of the host's free memory among 2 is"),
+    ("collectives max_bytes=38G", GPU, Room(80 * GIB), ""),
+    ("collectives max_bytes=70G placement=in", GPU, Room(80 * GIB), ""),
+    ("collectives cuda_graph=true", GPU, Room(80 * GIB), ""),
+    ("collectives max_bytes=40G", GPU, Room(), ""),
+    ("collectives", ONE_CPU, Room(host_bytes=8 * GIB), ""),
+    ("p2p bytes=40000000000", GPU, Room(24 * GIB),
+     "bytes=40000000000: the buffers do not fit the smallest GPU's"),
+    ("p2p bytes=1000000000000", CPU, Room(None, 8 * GIB),
+     "bytes=1000000000000: the buffers do not fit the host's free"),
+    ("p2p bytes=4000000", CPU, Room(shared_bytes=0),
+     "bytes=4000000: the buffers do not fit /dev/shm; expected at most 0"),
+    (LARGEST, GPU, Room(24 * GIB), ""),
+    (LARGEST, GPU, Room(), ""),  # the driver did not say
+    (HALF, GPU, Room(GIB, 8 * GIB),
+     "bytes=536870916: the buffers of 2 ranks do not fit the smallest GPU's memory"),
+    (f"host_link bytes={1 << 40}", CPU, Room(None, 8 * GIB),
+     "the buffers of 2 ranks do not fit the host's free memory"),
+    (f"host_link bytes={(1 << 20) + 2}", CPU, Room(None, 8 * GIB), "expected multiples of 4"),
+    ("jacobi nx=100000", GPU, Room(80 * GIB, 8 * GIB, GIB),
+     "ny=100000: each rank needs 151.5 GiB, the smallest GPU"),
+    ("jacobi nx=1000000", CPU, Room(80 * GIB, 8 * GIB, GIB), "each rank needs"),
+    (ROWS, CPU, Room(shared_bytes=1 << 20), "exchange=host benchmark.nx=100000: .* needs 3.1 MiB "
+     "of shared memory in /dev/shm, where 1.0 MiB are"),
+    (ROWS, CPU, Room(shared_bytes=4096 + 8 * 4 * 100_000), ""),
+    ("jacobi ny=4", GPU, Room(80 * GIB), ""),
+    ("jacobi", ONE, Room(16 * GIB), ""),
+    ("jacobi", CPU, Room(host_bytes=GIB), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "where", "room", "said"), ROOMS)
+def test_what_a_benchmark_needs_of_a_machines_memory(hydra, asked, where, room, said):
+    """tests/golden/refusals.txt has what else cannot be measured."""
+    name, *options = asked.split()
+    options = [f"benchmark.{option}" for option in options]
+    cell = composed_cell(f"benchmark={name}", *options, **where)
+    if not said:
+        refuse(cell, room)
+        return
+    with pytest.raises(Refused, match=f"^benchmark.*{said}"):
+        refuse(cell, room)
 
 
 def test_what_one_process_writes_into_a_mapping_another_reads():
