@@ -18,7 +18,6 @@ from conf.nccl import (
     Nccl,
     in_table,
     refuse_multicast,
-    unknown_setting,
 )
 from conf.nccl import settings as nccl_settings
 from conf.options import Refused
@@ -149,14 +148,6 @@ def test_any_selection_is_kept_as_it_is_or_refused(text):
             assert str(refused).startswith(f"nccl.{name}=")
 
 
-@pytest.mark.parametrize("what", ["nchannels", "ctas", "p2p_nchannels"])
-def test_a_least_above_its_most_is_refused(what):
-    low, high = f"min_{what}", f"max_{what}"
-    with pytest.raises(Refused, match=f"nccl.{low}=8: expected at most nccl.{high}=4"):
-        asked(**{low: 8, high: 4})
-    assert len(asked(**{low: 4, high: 4})) == 2
-
-
 @pytest.mark.parametrize("name", ["algo", "ib_hca", "socket_ifname"])
 @pytest.mark.parametrize("text", ["", "a\nb", "a\0b", "é", "\x1b[31m", "a" * 501])
 def test_free_text_is_printable_ascii(name, text):
@@ -207,35 +198,6 @@ def test_variables_that_load_write_redirect_or_multicast_never_pass(name, what):
         asked(other={name: "x"})
     assert str(refused.value).startswith(f"nccl.other.{name}=x: ") and what in str(refused.value)
     assert name.removeprefix("NCCL_").lower() not in FIELDS
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("NCCL_P2P_LEVEL", "NCCL_P2P_LEVEL has a setting of its own; write nccl.p2p_level=1"),
-        ("nvls_enable", "NCCL_NVLS_ENABLE has a setting of its own; write nccl.nvls_enable=1"),
-        ("NCCL_WIN_ENABEL", "NCCL up to 2.30 has no such variable (did you mean NCCL_WIN_ENABLE?)"),
-        ("WIN_ENABEL", "expected names of NCCL's variables; they begin with NCCL_ (did you"),
-        ("NCCL_P2P_LEVLE", "NCCL up to 2.30 has no such variable (did you mean NCCL_P2P_LEVEL?)"),
-    ],
-)
-def test_a_name_of_the_table_or_a_misspelled_one_is_told(typed, said):
-    with pytest.raises(Refused) as refused:
-        asked(other={typed: 1})
-    assert str(refused.value).startswith(f"nccl.other.{typed}=1: {said}")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("win_enable", "1", "nccl.other.NCCL_WIN_ENABLE=1 (its effect is not checked)"),
-        ("P2P_LEVEL", "LOC", "nccl.P2P_LEVEL=LOC: write nccl.p2p_level=LOC"),
-        ("net_plugin", "x", "NET_PLUGIN makes NCCL load a library"),
-        ("nvls_enabel", "1", "did you mean nccl.nvls_enable=1?"),
-    ],
-)
-def test_a_setting_that_is_not_in_the_table_is_told_how_it_gets_in(name, value, said):
-    assert said in unknown_setting(name, value)
 
 
 @pytest.mark.parametrize("value", ["", "a\nb", "a\0b", "é", "x" * 201, True, ["a\nb"]])
