@@ -164,7 +164,7 @@ def expected_name(word: str, names: Sequence[str]) -> str:
     if len(names) > MOST_LISTED:
         return suggestion(word, names)
     near = nearest(word, names)
-    hint = f" (did you mean {near}?)" if near in names else ""
+    hint = f" (did you mean {near}?)" if {*near.split(" or ")} <= {*names} else ""
     return f"expected one of: {', '.join(names)}{hint}"
 
 
