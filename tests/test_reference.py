@@ -52,6 +52,12 @@ def test_a_name_is_explained_by_both_commands(name, launch, capsys):
     assert EXPLAINED[name] in said and launch("-h", name) == (0, said, "")
 
 
+def test_a_definition_fits_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = explained("cpu_bound").splitlines()
+    assert len(lines) > 2 and all(len(line) <= 60 for line in lines)
+
+
 def test_an_unknown_name_has_three_near_ones(launch, capsys):
     assert main(["explain", "scaling/eficiency"]) == 2
     said = capsys.readouterr().err

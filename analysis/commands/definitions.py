@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import NamedTuple
 
 from analysis.validity.checks import CHECKS, OTHER_CODES
@@ -63,14 +64,15 @@ class Definition(NamedTuple):
     def text(self) -> str:
         """The definition for a terminal."""
         kind = f" ({self.verdict})" if self.verdict else ""
-        lines = [*textwrap.wrap(f"{self.name}{kind}: {self.meaning}", 98)]
+        width = min(98, get_terminal_size((98, 24)).columns)
+        lines = [*textwrap.wrap(f"{self.name}{kind}: {self.meaning}", width)]
         unit = self.unit
         if unit == "%":
             unit = "% (stored as a share of 1)"
         for label, value in (("formula", self.formula), ("unit", unit), ("to do", self.remedy)):
             if value:
                 lines += textwrap.wrap(
-                    value, 98, initial_indent=f"  {label:<9}", subsequent_indent=" " * 11
+                    value, width, initial_indent=f"  {label:<9}", subsequent_indent=" " * 11
                 )
         return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.commands.terminal_tables import print_table
-from analysis.console import console
+from analysis.console import console, print_text
 from analysis.native.nccl_tests import read_nccl_tests
 from analysis.native.p2p import read_p2p
 from analysis.nccl.log import NcclLog, read_nccl_log
@@ -154,7 +154,7 @@ def _print_table(caption: str, columns: Sequence[Column], rows: Iterable[Any]) -
 
 def _print_notes(title: str, lines: Sequence[str]) -> None:
     for line in lines:
-        console().print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
+        print_text(f"[bold]{title}[/bold] {escape(line)}")
 
 
 def _run_nccl_log(arguments: argparse.Namespace) -> None:
@@ -292,7 +292,7 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
             line = "every pair has peer access"
             if refused:
                 line = f"no peer access: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
-            out.print(escape(line), soft_wrap=True)
+            print_text(escape(line))
         for name, gpus in matrices.ids.items():
             unit = "GB/s"
             if name.startswith("latency"):
@@ -355,10 +355,9 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     _print_table("across ranks (wait: average over ranks)", ACROSS_RANKS, across)
     _print_table("copies per rank", COPIES, copies)
     for row in summary.stragglers:
-        console().print(
+        print_text(
             f"rank {row['rank']} came last in {row['last']} of {row['of']} collectives: the others "
-            f"waited {row['others_waited_ms']:.3f} ms for it",
-            soft_wrap=True,
+            f"waited {row['others_waited_ms']:.3f} ms for it"
         )
     _print_notes("note", summary.notes)
     if arguments.svg is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from analysis.bundle import changed, opened, studies
-from analysis.console import console
+from analysis.console import console, print_text
 from analysis.input_files import UnreadableInput
 from analysis.report.table import Column, Table
 from analysis.text import count, single_line
@@ -147,4 +147,4 @@ def _print(study: str, result: Verification, packed: str) -> None:
         unchecked = count(reasons.total(), "record")
         summary += f"; {unchecked} could not be checked against samples (see above)"
     for line in [*lines, summary]:
-        out.print(escape(line), soft_wrap=True)
+        print_text(escape(line))
