@@ -226,7 +226,7 @@ def sharing(request):
     return ["rehearse=2"] if request.config.getoption("shared_gpu") else []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hydra():
     """Hydra reads this checkout's configuration; `compose` works inside."""
     GlobalHydra.instance().clear()
@@ -289,6 +289,21 @@ def launch(monkeypatch, tmp_path, memory_needed):
         return ended.value.code, out.getvalue(), err.getvalue()
 
     return run
+
+
+@pytest.fixture
+def refusal(capsys):
+    """Call a command of `python -m analysis` that is refused; returns its one sentence."""
+    from analysis.__main__ import main
+
+    def said(*arguments):
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+        return err
+
+    return said
 
 
 @contextlib.contextmanager

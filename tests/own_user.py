@@ -4,15 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-from build import files_with_auto
+from build import ROOT, files_with_auto
 
 from benchmarks.record import read_study
 from launch.plan import own_code
 
-ROOT = Path(__file__).parent.parent
 SHORT = (
     "device=cpu", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.2",
     "benchmark.min_iterations=3", "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0",

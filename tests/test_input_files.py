@@ -27,9 +27,8 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
-def test_an_endless_file_is_refused(small, capsys, command):
-    assert main([*command, "/dev/zero"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_an_endless_file_is_refused(small, refusal, command):
+    assert refusal(*command, "/dev/zero")
 
 
 def test_a_gzip_bomb_is_refused_before_it_is_whole(small, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from build import DATA
 from scipy.optimize import linprog
 
-from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.native.p2p import parse_bandwidths
 from analysis.topology.model import Gpu, Topology
@@ -86,13 +85,12 @@ def test_p2p_json_of_the_command_of_a_record_or_bare():
         assert parse_bandwidths(json.dumps(document)) == [[0.0, 392.0], [391.0, 0.0]]
 
 
-def test_the_command_refuses_a_matrix_of_another_machine(tmp_path, capsys):
+def test_the_command_refuses_a_matrix_of_another_machine(tmp_path, refusal):
     """tests/golden/place.txt and refusals.txt have what else it answers."""
     (tmp_path / "p2p.json").write_text(json.dumps(symmetric(4, 3, [10, 20])))
-    topology, matrix = str(DATA / "topo_dgx1_v100.txt"), str(tmp_path / "p2p.json")
-    assert main(["place", "--topology", topology, "--gpus", "3", "--p2p", matrix]) == 2
-    said = "a matrix of 4 GPUs; expected one of 8, as the topology has"
-    assert said in capsys.readouterr().err
+    topology, matrix = DATA / "topo_dgx1_v100.txt", tmp_path / "p2p.json"
+    said = refusal("place", "--topology", topology, "--gpus", "3", "--p2p", matrix)
+    assert "a matrix of 4 GPUs; expected one of 8, as the topology has" in said
 
 
 @pytest.mark.parametrize(

@@ -612,14 +612,13 @@ def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_p
 
 
 @pytest.mark.parametrize("kept", ["thesis.tex", "index.html"])
-def test_a_folder_with_something_else_is_not_touched(kept, tmp_path, capsys):
+def test_a_folder_with_something_else_is_not_touched(kept, tmp_path, refusal):
     out, folder = tmp_path / "out", study(tmp_path / "study", [small(1, [0], 100.0)])
     out.mkdir()
     (out / kept).write_text("<title>Mine</title>")
-    assert main(["report", str(folder), "-o", str(out)]) == 2
-    refusal = capsys.readouterr().err
-    assert f"{out}: holds files, and no report of Ringside; nothing was written" in refusal
-    assert refusal.count("\n") == 1 and contents(out) == {kept: b"<title>Mine</title>"}
+    said = refusal("report", folder, "-o", out)
+    assert f"{out}: holds files, and no report of Ringside; nothing was written" in said
+    assert contents(out) == {kept: b"<title>Mine</title>"}
 
 
 def test_a_file_of_the_user_is_not_overwritten(tmp_path):

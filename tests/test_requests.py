@@ -11,12 +11,10 @@ import sys
 import psutil
 import pytest
 from build import ROOT, composed_cell
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from omegaconf import OmegaConf
 
 from benchmarks import record as records
-from conf import schema
 from conf.cell import Cell
 from conf.command_line import GROUPS, normalise
 from conf.nccl import FIELDS
@@ -163,15 +161,6 @@ def test_cfg_job_prints_every_option(launch):
     assert config.nccl.p2p_level == "LOC"
     assert set(FIELDS) < set(config.nccl)
     assert "hydra" not in config
-
-
-@pytest.fixture
-def hydra():
-    """Hydra reads this checkout's configuration, anew after every launch."""
-    GlobalHydra.instance().clear()
-    schema.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
 
 
 @pytest.mark.parametrize("choice", [f"{group}={one}" for group in GROUPS for one in CHOICES[group]])

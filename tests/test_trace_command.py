@@ -56,13 +56,12 @@ def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
     assert "h140.20v" in wait[0] or "h140.00v" in wait[0]  # 4 ms, and what joins neighbours
 
 
-def test_a_report_goes_through_nsys(tmp_path, monkeypatch, capsys):
+def test_a_report_goes_through_nsys(tmp_path, monkeypatch, refusal):
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"report")
     monkeypatch.delenv("NSYS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["trace", str(report)]) == 2
-    assert "neither on PATH nor named by the variable NSYS" in capsys.readouterr().err
+    assert "neither on PATH nor named by the variable NSYS" in refusal("trace", report)
     export = two_ranks(tmp_path / "made.sqlite")
     nsys = tmp_path / "fake-nsys"
     nsys.write_text(
@@ -72,11 +71,9 @@ def test_a_report_goes_through_nsys(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NSYS", str(nsys))
     assert [rank.rank for rank in read_trace(str(report)).ranks] == [0, 1]
     nsys.write_text("#!/bin/sh\necho importer missing >&2\nexit 3\n")
-    assert main(["trace", str(report)]) == 2
-    assert "export` failed with status 3: importer missing" in capsys.readouterr().err
+    assert "export` failed with status 3: importer missing" in refusal("trace", report)
     monkeypatch.setenv("NSYS", str(tmp_path / "absent"))
-    assert main(["trace", str(report)]) == 2
-    assert "cannot be run" in capsys.readouterr().err
+    assert "cannot be run" in refusal("trace", report)
 
 
 def test_a_report_with_its_export_beside_it_is_read_once(tmp_path):

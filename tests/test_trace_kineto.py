@@ -10,7 +10,6 @@ import json
 import pytest
 from traces import GLOO
 
-from analysis.__main__ import main
 from analysis.input_files import UnreadableInput
 from analysis.trace.events import spans
 from analysis.trace.source import read_trace
@@ -159,13 +158,6 @@ def test_events_without_a_usable_time_are_counted_and_left_out(tmp_path):
     assert any("5 events without a usable time" in note for note in trace.notes)
 
 
-def refused(capsys, *arguments):
-    assert main(["trace", *map(str, arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -177,22 +169,22 @@ def refused(capsys, *arguments):
         ("empty", "no trace in this folder"),
     ],
 )
-def test_damage_and_foreign_json(two, capsys, name, says):
+def test_damage_and_foreign_json(two, refusal, name, says):
     (two / "cut.json").write_text((two / "a.json").read_text()[:-200])
     write(two / "none.json", [])
     (two / "deep.json").write_text("[" * 100_000)
     (two / "cut.json.gz").write_bytes((GLOO / "rank0.json.gz").read_bytes()[:4000])
     (two / "empty").mkdir()
-    assert says in refused(capsys, two / name)
+    assert says in refusal("trace", two / name)
 
 
 @pytest.mark.parametrize(
     ("rank", "world_size", "says"),
     [(0, 2, "a.json and again.json are both rank 0"), (3, 4, "runs with 2 and 4 ranks together")],
 )
-def test_files_that_are_no_one_run_are_refused(two, tmp_path, capsys, rank, world_size, says):
+def test_files_that_are_no_one_run_are_refused(two, tmp_path, refusal, rank, world_size, says):
     again = write(tmp_path / "again.json", [kernel("gemm", 0, 1)], rank, world_size, "vm")
-    assert says in refused(capsys, f"{two / 'a.json'},{again}")
+    assert says in refusal("trace", f"{two / 'a.json'},{again}")
 
 
 def test_a_part_of_the_ranks_is_said(two):

@@ -132,31 +132,24 @@ def test_ranges_alone_are_step_times(tmp_path):
     assert any("only step times" in note for note in found.notes)
 
 
-def refused(path, capsys):
-    assert main(["trace", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    return err
-
-
-def test_calls_without_kernels_are_an_error_with_its_cause(tmp_path, capsys):
-    said = refused(make_export(tmp_path / "a.sqlite", [], calls=[(10, 1, 1)]), capsys)
+def test_calls_without_kernels_are_an_error_with_its_cause(tmp_path, refusal):
+    said = refusal("trace", make_export(tmp_path / "a.sqlite", [], calls=[(10, 1, 1)]))
     assert "1 CUDA calls and no GPU kernel" in said and "not 0 ms" in said
     assert "2025.3.2 is too old for the machine's CUDA driver" in said
-    assert "no GPU kernel" in refused(make_export(tmp_path / "b.sqlite", []), capsys)
+    assert "no GPU kernel" in refusal("trace", make_export(tmp_path / "b.sqlite", []))
 
 
-def test_graphs_traced_as_a_whole(tmp_path, capsys):
+def test_graphs_traced_as_a_whole(tmp_path, refusal):
     table = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
     graphs = [f"CREATE TABLE {table} (start, end)", f"INSERT INTO {table} VALUES (1, 2)"]
     empty = make_export(tmp_path / "a.sqlite", [], extra=graphs)
-    assert "--cuda-graph-trace=node" in refused(empty, capsys)
+    assert "--cuda-graph-trace=node" in refusal("trace", empty)
     kernel = (1, 0, 7, 0, 1, GEMM, 1)
     trace = read_trace(str(make_export(tmp_path / "b.sqlite", [kernel], extra=graphs)))
     assert any("--cuda-graph-trace=node" in note for note in trace.notes)
 
 
-def test_foreign_cut_and_damaged_files(tmp_path, capsys):
+def test_foreign_cut_and_damaged_files(tmp_path, refusal):
     def database(*statements):
         path = tmp_path / "made.sqlite"
         path.unlink(missing_ok=True)
@@ -191,5 +184,5 @@ def test_foreign_cut_and_damaged_files(tmp_path, capsys):
     for name, content in contents.items():
         path = tmp_path / (f"{name}.sqlite.gz" if name == "packed" else f"{name}.sqlite")
         path.write_bytes(content)
-        assert says.get(name, "") in refused(path, capsys), name
-    refused(tmp_path / "absent.sqlite", capsys)
+        assert says.get(name, "") in refusal("trace", path), name
+    refusal("trace", tmp_path / "absent.sqlite")

@@ -31,7 +31,7 @@ from launch.tracking import mlflow_run
 from launch.tracking.mlflow_run import project
 from launch.tracking.tracker import MlflowWriter, Tracker, sync
 
-CELL, SWEEP = "tags.`ringside.kind` = 'cell'", "tags.`ringside.kind` = 'sweep'"
+CELL = "tags.`ringside.kind` = 'cell'"
 
 
 @pytest.fixture
