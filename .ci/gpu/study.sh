@@ -93,7 +93,7 @@ study_rehearsal() {
   cells 75 planted_hang --config-dir "$PWD/tests/data/own_code/conf" 'gpus=[0,1],[0,1,2,3]' rehearse=4 strategy=forgets \
     "model=$(small resnet18 fmnist_cnn)" engine.start_timeout_s=30 engine.silence_timeout_s=10
   cells 75 planted_large gpus=all rehearse=8 "model=$model" strategy=nccl_allreduce "batch_size=$(small 16384 1000000)" "${brief[@]}"
-  cells 60 script gpus=0,1 rehearse=2 benchmark=script "benchmark.run=[$PWD/tests/data/own_code/src/ddp.py]" "${brief[@]}"
+  cells 60 script gpus=0,1 rehearse=2 benchmark=script "benchmark.run=[$PWD/tests/data/own_code/src/ddp.py]" profiler=torch "${brief[@]}"
   cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
   cells 60 collectives "gpus=$sizes" rehearse=8 benchmark=collectives benchmark.collective=all_reduce,all_to_all "${brief[@]}"
   cells 60 hooks gpus=0,1 rehearse=2 strategy=nccl_allreduce strategy.comm_hook=fp16,bf16 "${little[@]}"
