@@ -230,6 +230,7 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
     there.agent_log.write_text("a")
     (there.path / "nccl/host.5.log").write_text("n")
     (there.path / ".output.txt.x").write_text("half")
+    (there.path / "rank1.json").write_text("half")  # a trace, packed once it is whole
     assert bring() == {
         "nccl/nccl.conf": "", "nccl/1-host.5.log": "n", "ranks/1.jsonl": "one\n",
         "ranks/1.count": "  7", "logs/agent-1.log": "a",

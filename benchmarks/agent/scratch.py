@@ -22,7 +22,7 @@ PREFIX = "ringside-"
 # What ranks, their agent and the sampler write; a launcher takes nothing else. The number is that
 # of the rank.
 HANDED_ON = re.compile(
-    r"(?:ranks/|logs/rank|rank)(\d{1,6})\.(?:jsonl|count|log|json|json\.gz)|logs/agent\.log|"
+    r"(?:ranks/|logs/rank|rank)(\d{1,6})\.(?:jsonl|count|log|json\.gz)|logs/agent\.log|"
     r"nccl/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)\.jsonl|output\.txt"
 )
 MOST_FILES = 2000  # of a cell on one host
