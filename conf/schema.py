@@ -113,7 +113,7 @@ class Tracking:
     """Where records are projected to."""
 
     enabled: bool = option(
-        True, "false: records only; python -m launch sync STUDY projects them later"
+        True, "false: records only; python -m launch sync STUDY writes them to MLflow later"
     )
     uri: str | None = option(None, "MLflow tracking URI; null: sqlite:///<output_dir>/mlflow.db")
     experiment: str | None = option(None, "MLflow experiment; null: ringside/<study>")
@@ -240,7 +240,7 @@ class ValidityLimits:
         most=1,
     )
     foreign_cpu_limit: float = option(
-        0.1, "share of its cores that others may use while a run measures", least=0, most=1
+        0.1, "share of a run's cores that other programs may use while it measures", least=0, most=1
     )
     clock_change_limit: float = option(
         0.01, "share by which the SM clock may differ from that of the run's baseline", least=0

@@ -265,7 +265,7 @@ OTHERS = [(0.5, 2, True), (0.12, 32, True), (0.08, 32, False), (0.03, 2, False)]
 def test_others_on_the_cores_are_seen(tmp_path, share, cores, code, where):
     codes, verdict = found(sampled(tmp_path, others=share, cores=cores, where=where))
     assert (set(codes), verdict) == (({"foreign_cpu"}, "suspect") if code else (set(), "valid"))
-    assert not code or f"of {cores} cores in the {where} phase" in codes["foreign_cpu"]
+    assert not code or f"of {cores} cores in the {where}" in codes["foreign_cpu"]
 
 
 def test_a_cell_without_samples_of_the_cpu_is_unchecked(tmp_path):

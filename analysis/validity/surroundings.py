@@ -307,8 +307,9 @@ def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
         name = max(shares, key=shares.get)
         if shares[name] <= limits.foreign_cpu_limit:
             return None
+        phase = name.replace("exposed", "exposed-communication")
         return (
-            f"{100 * shares[name]:.0f} % of {samples['cores']} cores{host} in the {name} phase, "
+            f"{100 * shares[name]:.0f} % of {samples['cores']} cores{host} in the {phase} phase, "
             f"allowed {100 * limits.foreign_cpu_limit:.0f} %"
         )
 
