@@ -86,7 +86,8 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     cells,
 )
 MOST_LIMITS = 11  # all that there are, where each has one value
-FASTEST_IS = "Fastest on "  # how the sentence on the ranking begins
+# How sentences on the ranking begin: a question has an answer of its own.
+RANKING = ("Fastest on ", "The fastest on ", "Highest rate on ", "Slower: ", "Too few repeats to ")
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 
@@ -192,8 +193,8 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
             sections = list(map(Section.for_phones, sections))
     finding = tuple(sentences(study, findings, of_benchmarks))
     if sections and sections[0].anchor == "question":
-        finding = tuple(line for line in finding if not line.startswith(FASTEST_IS))
-        finding = (*sections[0].lines[:2], *finding)  # the question's answer is the answer
+        finding = tuple(line for line in finding if not line.startswith(RANKING))
+        finding = (*sections[0].lines[:2], *finding)
     if sections and sections[0].anchor == "rehearsal":
         finding = sections[0].finding
     words = words_of(study)
