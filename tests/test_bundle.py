@@ -91,7 +91,7 @@ def test_a_bundle_verifies_packed_and_unpacked(archive, original, capsys):
 
 
 def test_the_report_made_from_a_bundle_is_the_one_in_it_and_the_studys_own(
-    outputs, original, tmp_path, capsys
+    outputs, original, tmp_path
 ):
     assert main(["report", str(original / NAME), "-o", str(tmp_path / "again")]) == 0
     assert main(["report", str(outputs / NAME), "-o", str(tmp_path / "own")]) == 0

@@ -131,7 +131,7 @@ def test_a_slow_collective_is_slow_at_its_size_alone(found):
     assert largest["ms"] - max(row["ms"] for row in others) > SLOW_MS / 2
 
 
-def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, tmp_path):
+def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked):
     forked("calibrating")
     folder = forked.folder / "calibrating" / "whole" / "cells"
     (cell,) = map(CellFolder, folder.iterdir())

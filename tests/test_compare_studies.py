@@ -181,7 +181,7 @@ def test_rates_of_samples_are_headed_so(tmp_path, capsys):
     assert "A samples/s" in headings and "B samples/s" in headings
 
 
-def test_studies_keep_their_own_baselines_repeats_and_floors(capsys):
+def test_studies_keep_their_own_baselines_repeats_and_floors():
     """A study beside itself is twice the same cells, never cells with twice the runs."""
     ((one,), (other,)) = open_inputs([StudyPath.of(str(FIRST)), StudyPath.of(str(AGAIN))])
     floors = [

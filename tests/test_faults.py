@@ -171,7 +171,7 @@ def test_a_process_whose_starter_has_ended_does_not_go_on():
         assert run.returncode == code
 
 
-def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkeypatch):
+def test_shared_memory_that_a_cell_left_is_removed_and_no_other(monkeypatch):
     config = KvstoreConfig((Array(10, "float32", "float32"),), (0,), 0, 1, 0)
     paths = []
     for token in ("a" * 32, "b" * 32):

@@ -180,7 +180,7 @@ def test_modules_of_the_working_folder_are_not_ringsides(hostile_folder, tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_what_a_yaml_of_ones_own_names_is_run(tmp_path, monkeypatch):
+def test_what_a_yaml_of_ones_own_names_is_run(tmp_path):
     assert groups.declares("derive", "benchmarks.training.derive.throughput")
     assert not groups.declares("section", "benchmarks.training.derive.throughput")
     (tmp_path / "benchmark").mkdir()
