@@ -159,7 +159,7 @@ def test_the_report_and_the_store_say_how_many_checks_could_not_run():
         key = {"record_id": f"{number:032x}", "cell_key": f"{number:016x}"}
         records.append(make_record(validity=validity, **key))
     section = conditions_section.validity(Study.of(records), None)
-    assert "In 1 run not every check could be made." in section.lines
+    assert "Not every check could be made on 1 run." in section.lines
     (table,) = [table for table in section.tables if table.name == "unchecked"]
     assert table.rows == (("throttled", "the GPUs were not sampled", 1),)
     tags = [project(record).tags["validity"] for record in records]
