@@ -72,7 +72,7 @@ def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
 def source_file(field: str, dotted: str) -> Path:
     """Return the Python file of a dotted name's module, found without running any code.
 
-    Whether it defines the name is known once it is imported (trainers.own_code).
+    Whether it defines the name is known once it is imported (launch.plan.own_code).
     """
     if not DOTTED.fullmatch(dotted):
         raise Refused(

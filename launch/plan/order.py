@@ -19,10 +19,10 @@ from conf.cell import SECOND_RUN, Cell
 from conf.options import Refused
 from conf.schema import Config
 
-FEW = 4  # cells with a model: a list that is no longer has no pairs
-EACH = 4  # there is one pair for so many of them
-CELLS_BETWEEN = 1  # other cells that run between the two, at least
-ENOUGH = 12  # degrees of freedom; a group that has them needs no further pair
+PAIRS_ABOVE = 4  # training cells: a list that is no longer has no A/A pairs
+CELLS_PER_PAIR = 4  # training cells for which there is one pair
+LEAST_BETWEEN = 1  # other cells that run between the first run and the second
+ENOUGH_FREEDOM = 12  # a noise group with so many degrees of freedom needs no further pair
 Freedom = Mapping[tuple[Any, ...], int]  # degrees of freedom of the noise groups of this host
 
 
@@ -45,19 +45,19 @@ class PlannedCell:
         return self.cell.run_suffixes(self.drift)
 
 
-def without_settings_alone(cells: Sequence[Cell]) -> list[Cell]:
+def without_unused_nccl(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells without one-GPU cells that differ from another only in NCCL's settings: one
     GPU does not use NCCL."""
     plain = {cell.key for cell in cells if cell.world_size == 1 and not cell.nccl}
-    used = []
+    kept = []
     for cell in cells:
-        is_alone_with_settings = cell.world_size == 1 and cell.nccl
-        if not (is_alone_with_settings and dataclasses.replace(cell, nccl={}).key in plain):
-            used.append(cell)
-    return used
+        uses_nccl = cell.world_size > 1 or not cell.nccl
+        if uses_nccl or dataclasses.replace(cell, nccl={}).key not in plain:
+            kept.append(cell)
+    return kept
 
 
-def one_of_each_set(cells: Sequence[Cell]) -> list[Cell]:
+def one_per_cpu_cell(cells: Sequence[Cell]) -> list[Cell]:
     """On CPU workers keep one of the cells that differ only in NCCL settings: the one with
     fewest."""
     chosen: dict[str, Cell] = {}
@@ -70,8 +70,8 @@ def one_of_each_set(cells: Sequence[Cell]) -> list[Cell]:
     return list(chosen.values())
 
 
-def once_each(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells, of equal ones only one, in the place of the first."""
+def unique_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells without duplicates, each where the first of its equals stands."""
     return list({cell.key: cell for cell in cells}.values())
 
 
@@ -92,26 +92,24 @@ def ordered(
     forecast of the others rests on comes first wherever baselines do.
     """
 
-    def place(cell: Cell) -> tuple[int, ...]:
-        """One GPU first, then one host; links before training, few GPUs before many, steps without
-        exchange before others; then cells with fewer NCCL settings."""
-        several_gpus, several_hosts = cell.world_size > 1, len(cell.hosts) > 1
-        if not calibrating:
-            return several_gpus, several_hosts, len(cell.nccl)
-        exchanges = cell.strategy["name"] != "none"
-        size = cell.world_size
-        return several_gpus, several_hosts, cell.trains, size, exchanges, len(cell.nccl)
+    def baselines_first(cell: Cell) -> tuple[int, ...]:
+        # One GPU, then one host; for a forecast links before training, few GPUs before many, steps
+        # without exchange before others; then fewer NCCL settings.
+        calibration: tuple[int, ...] = ()
+        if calibrating:
+            calibration = (cell.trains, cell.world_size, cell.strategy["name"] != "none")
+        return cell.world_size > 1, len(cell.hosts) > 1, *calibration, len(cell.nccl)
 
     if repeats == 1:
-        order = insert_replicates(sorted(cells, key=place), twice, seed)
+        order = insert_replicates(sorted(cells, key=baselines_first), twice, seed)
         return list(map(PlannedCell, order))
     order = []
     for repeat in range(repeats):
-        turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
-        random.Random(f"{seed}/{repeat}").shuffle(turn)
+        of_repeat = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
+        random.Random(f"{seed}/{repeat}").shuffle(of_repeat)
         if repeat == 0:
-            turn.sort(key=place)  # stable: the rest stays shuffled
-        order += turn
+            of_repeat.sort(key=baselines_first)  # stable: the rest stays shuffled
+        order += of_repeat
     again = dataclasses.replace(order[0], repeat=-repeats)
     return [*map(PlannedCell, order), PlannedCell(again, drift=True)]
 
@@ -128,10 +126,10 @@ def known_freedom(scatters: Scatters) -> Freedom:
 
 
 def choose_replicates(
-    cells: Sequence[Cell], config: Config, known: Freedom, was: Callable[[Cell], bool]
+    cells: Sequence[Cell], config: Config, earlier: Freedom, was_replicated: Callable[[Cell], bool]
 ) -> list[Cell]:
-    """Choose cells to replicate: those replicated before (`was`), then those whose noise group has
-    the fewest runs.
+    """Choose cells to replicate: those replicated before, then those whose noise group has the
+    fewest runs.
 
     Raises Refused: pairs are asked for in a list with repeats.
     """
@@ -147,26 +145,26 @@ def choose_replicates(
     if pairs == "auto":
         candidates = [cell for cell in cells if cell.trains]
         most = 0
-        if len(candidates) > FEW:
-            most = len(candidates) // EACH
+        if len(candidates) > PAIRS_ABOVE:
+            most = len(candidates) // CELLS_PER_PAIR
     else:
         most = min(int(pairs), len(candidates))
     random.Random(f"{config.seed}/pairs").shuffle(candidates)
     if not most:
         return []
-    freedom = Counter(known)
+    freedom = Counter(earlier)  # of each noise group, with the pairs chosen so far
     chosen: list[Cell] = []
     remaining: list[tuple[Cell, tuple[Any, ...]]] = []  # with their noise groups
     for cell in candidates:
         group = (primary_rate(cell).metric, *group_of_cell(cell).asked)
-        if len(chosen) < most and was(replicate(cell)):
+        if len(chosen) < most and was_replicated(replicate(cell)):
             chosen.append(cell)
             freedom[group] += 1
         else:
             remaining.append((cell, group))
     while len(chosen) < most:
         cell, group = min(remaining, key=lambda pair: freedom[pair[1]])
-        if chosen and pairs == "auto" and freedom[group] >= ENOUGH:
+        if chosen and pairs == "auto" and freedom[group] >= ENOUGH_FREEDOM:
             break
         remaining.remove((cell, group))
         freedom[group] += 1
@@ -188,13 +186,11 @@ def insert_replicates(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -
     order = list(order)
     generator = random.Random(f"{seed}/places")
     for cell in twice:
-        index = 0
-        while order[index] is not cell:
-            index += 1
-        behind = range(index + 1 + CELLS_BETWEEN, len(order) + 1)
-        if behind:
-            order.insert(generator.choice(behind), replicate(cell))
+        first_run = [planned is cell for planned in order].index(True)
+        later_places = range(first_run + 1 + LEAST_BETWEEN, len(order) + 1)
+        if later_places:
+            order.insert(generator.choice(later_places), replicate(cell))
         else:
             order.append(replicate(cell))
-            order.insert(max(0, index - CELLS_BETWEEN), order.pop(index))
+            order.insert(max(0, first_run - LEAST_BETWEEN), order.pop(first_run))
     return order

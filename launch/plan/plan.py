@@ -34,10 +34,10 @@ from launch.plan.order import (
     PlannedCell,
     choose_replicates,
     known_freedom,
-    once_each,
-    one_of_each_set,
+    one_per_cpu_cell,
     ordered,
-    without_settings_alone,
+    unique_cells,
+    without_unused_nccl,
 )
 from launch.plan.refusals import (
     ExpandedSweep,
@@ -115,8 +115,8 @@ def plan(
         ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
     )
 
-    used = without_settings_alone(cells)
-    unique = with_what_differs(one_of_each_set(once_each(used)))
+    used = without_unused_nccl(cells)
+    unique = with_what_differs(one_per_cpu_cell(unique_cells(used)))
     refuse_links(first, unique)
     if is_for_another_machine:
         notices.append(f"planned for the machine of topology={first.topology}, not for this one")
@@ -144,7 +144,7 @@ def plan(
         unique,
         first,
         known_freedom(of_other_studies(folder)),
-        was=lambda cell: CellFolder(folder / cell.folder).record.exists(),
+        was_replicated=lambda cell: CellFolder(folder / cell.folder).record.exists(),
     )
     if machine.present:
         if not first.dry_run:
@@ -324,6 +324,6 @@ def _about_cells(
     # For CPU workers another notice says it.
     if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
-    twice = len(used) - len(once_each(used))
+    twice = len(used) - len(unique_cells(used))
     if twice and not has_waterfall:  # one control cell explains several cells
         yield f"{count(twice, 'duplicate')}: measured once"

@@ -32,7 +32,7 @@ from conf.secrets import is_secret, without_secrets
 from launch.engines.environment import ROOT
 from launch.machine.devices import Machine, torch_version
 from launch.machine.fleet import Fleet, Host
-from launch.plan.order import once_each
+from launch.plan.order import unique_cells
 from launch.plan.own_code import refuse_wrong_code
 from launch.study.study_folder import study_folder
 from launch.tracking.store import (
@@ -490,7 +490,7 @@ def room_on(hosts: Iterable[Host]) -> Room:
 
 def shared_memory(sweep: ExpandedSweep) -> None:
     """Refuse a strategy that needs more of /dev/shm than is free, or cannot train its model."""
-    cells = once_each(sweep.cells)
+    cells = unique_cells(sweep.cells)
     if not sweep.is_for_another_machine:
         refuse_too_little([cell for cell in cells if not cell.hosts])
     for host in sweep.fleet or ():  # one with servers alone shares memory with nobody
