@@ -89,7 +89,7 @@ def baselines_of(cell, alone):
             )
         )
     study = Study.of(records)
-    return [*Baselines(study).of(study.single(records[0]))]
+    return [*Baselines(study).of_members(study.single(records[0]))]
 
 
 def alone_of(cell):

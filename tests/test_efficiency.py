@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console
 from simulate import Simulator, Truth
 
-from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, Efficiency, stated
+from analysis.findings.baselines import (
+    BASELINES,
+    EFFICIENCY,
+    NOISE,
+    Baselines,
+    Efficiency,
+    stated_efficiency,
+)
 from analysis.findings.communication import EXPOSED, HIDDEN, again, rests_on, values_of, with_values
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine
@@ -213,7 +220,7 @@ def bias(seed, rates, noise, repeats=2, studies=60):
     for _ in range(studies):
         subset, alone = baseline_cells(draw, rates, noise, repeats)
         study = Study.of([subset, *alone])
-        members = Baselines(study).of(study.single(subset))
+        members = Baselines(study).of_members(study.single(subset))
         ours.append(Baselines(study).efficiency(subset) * min(rates))
         plain.append(math.exp(-min(one.median_log_rate for one in members.values())) * min(rates))
     rate = subset.metrics["throughput/images_per_second"] / len(rates)
@@ -261,7 +268,11 @@ def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_pa
     alone, other = simulator.record((0,)), simulator.record((1,))
     pair = with_values(simulator.record((0, 1)), [alone])
     share = values_of([pair, alone])[pair.record_id][EFFICIENCY]
-    assert share.of == (0,) and stated(pair).of == (0,) and share == pair.metrics[EFFICIENCY]
+    assert (
+        share.of == (0,)
+        and stated_efficiency(pair).of == (0,)
+        and share == pair.metrics[EFFICIENCY]
+    )
     shown = f"{100 * share:.1f} % against GPU 0"
     assert on_terminal([pair, alone]) == shown
     assert on_terminal([pair, alone, other]).endswith(" %"), "the mark goes with the other"

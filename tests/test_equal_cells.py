@@ -159,7 +159,7 @@ def with_threads(simulator, gpus, threads, asked, cores=64, **environment):
 def test_threads_are_compared_where_somebody_else_set_them():
     simulator = Simulator()
     alone = with_threads(simulator, (0,), 32, "32")
-    assert Baselines(Study.of([alone])).of(Study.of([alone]).runs[0])
+    assert Baselines(Study.of([alone])).of_members(Study.of([alone]).runs[0])
     for pair, fits in (
         (with_threads(simulator, (0, 1), 16, "16"), True),  # Ringside's own share of 64 cores
         (with_threads(simulator, (0, 1), 1, "1"), False),

@@ -753,7 +753,7 @@ def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **fields):
 def baselines(record, others):
     """{GPU: images per second alone} of a record's subset."""
     study = Study.of([record, *others])
-    found = Baselines(study).of(study.single(record)).items()
+    found = Baselines(study).of_members(study.single(record)).items()
     return {gpu: pytest.approx(math.exp(runs.log_rate.value)) for gpu, runs in found}
 
 

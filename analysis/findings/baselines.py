@@ -36,9 +36,9 @@ NODE_EFFICIENCY = "scaling/node_efficiency"
 BASELINES, HOST_BASELINES, NOISE = "baselines", "host_baselines", "baseline_noise"
 WITHOUT = "none"  # the strategy without exchange
 FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is not known
-DIFFER = 1.5  # members differ where their rates vary by more than this multiple of the noise's
+NOISE_MULTIPLE = 1.5  # members differ where the variance of their rates exceeds the noise's so
 # A control cell has the same images per rank, whether these were asked for or follow from the step.
-FREE = ("global_batch_size", *OF_SERVERS)
+FREE_IN_CONTROLS = ("global_batch_size", *OF_SERVERS)
 
 
 class Efficiency(float):
@@ -103,17 +103,17 @@ class Baselines:
             irrelevant = (*irrelevant_to_curves(runs.strong), CONNECTIONS)
         return self._study.condition(runs, irrelevant, runs.cell.gpus)
 
-    def of(self, runs: Runs) -> dict[Member, Runs]:
+    def of_members(self, runs: Runs) -> dict[Member, Runs]:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
         if id(runs) not in self._members:
             alone = self._alone.get(self._condition(runs), {})
-            self._members[id(runs)] = chosen(alone, runs.gpus)
+            self._members[id(runs)] = runs_of_members(alone, runs.gpus)
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
         """Return {host: its runs alone with the same GPUs} of a cell on several; all, or none."""
         hosts = runs.cell.hosts
-        alone = chosen(self._hosts.get(self._host_condition(runs), {}), hosts)
+        alone = runs_of_members(self._hosts.get(self._host_condition(runs), {}), hosts)
         if len(hosts) < 2 or len(alone) < len(hosts):
             return {}
         return alone
@@ -128,7 +128,7 @@ class Baselines:
     def efficiency(self, record: Record) -> Efficiency | None:
         """Return the efficiency of a record; None for one GPU, without a rate or a baseline."""
         single = self._study.single(record)
-        alone = self.of(single)
+        alone = self.of_members(single)
         if single.cell.world_size == 1 or single.median_log_rate is None or not alone:
             return None
         noise = self.noise(single)
@@ -152,7 +152,7 @@ class Baselines:
         A rate is taken to follow the clock. None where the efficiency or a clock is not known.
         """
         single = self._study.single(record)
-        ratio = clock_ratio(single, self.of(single).values())
+        ratio = clock_ratio(single, self.of_members(single).values())
         if share is None or ratio is None:
             return None
         return Efficiency(share * ratio, share.of, share.unit)
@@ -160,7 +160,9 @@ class Baselines:
     def facts(self, record: Record) -> dict[str, object]:
         """Return what an efficiency rests on: ids of the baselines' records, and the noise."""
         single = self._study.single(record)
-        baselines = {str(gpu): list(runs.record_ids) for gpu, runs in self.of(single).items()}
+        baselines = {
+            str(gpu): list(runs.record_ids) for gpu, runs in self.of_members(single).items()
+        }
         hosts = {host: list(runs.record_ids) for host, runs in self.of_hosts(single).items()}
         facts: dict[str, object] = {BASELINES: baselines}
         if hosts:
@@ -171,7 +173,7 @@ class Baselines:
         return facts
 
 
-def chosen(alone: Mapping[Any, Runs], members: Sequence[Member]) -> dict[Member, Runs]:
+def runs_of_members(alone: Mapping[Any, Runs], members: Sequence[Member]) -> dict[Member, Runs]:
     """Return the runs of those members that were measured alone, in the order of `members`."""
     runs_of = {}
     for member in members:
@@ -184,47 +186,46 @@ def efficiency(
     log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]
 ) -> Efficiency:
     """Return rate ÷ (N × slowest alone) of two logarithms, and which members ran alone."""
-    return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
+    return _efficiency_of(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
 
 
-def stated(record: Record) -> Efficiency | None:
+def stated_efficiency(record: Record) -> Efficiency | None:
     """Return the efficiency that a record states; None where it does not name its baselines."""
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
     if value is None or ids is None:
         return None
-    return _marked(value, record.cell, ids)
+    return _efficiency_of(value, record.cell, ids)
 
 
-def _marked(value: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
-    ids, members = set(map(str, alone)), []
-    for gpu in cell.members:
-        if str(gpu) in ids:
-            members.append(gpu)
+def _efficiency_of(value: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
+    ids = set(map(str, alone))
+    members = tuple(gpu for gpu in cell.members if str(gpu) in ids)
     if len(members) == cell.world_size:
-        members = []
-    return Efficiency(value, tuple(members), unit(cell.device))
+        members = ()
+    return Efficiency(value, members, unit(cell.device))
 
 
 def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     """Return the logarithm of the slowest of several rates, without the bias of a least number.
 
-    The rates are drawn to their mean by √(1 − DIFFER · variance of noise ÷ their variance), so that
-    they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh 1992);
-    the slowest of these counts. Without a known noise it is the slowest as measured.
+    The rates are shrunk to their mean by √(1 − NOISE_MULTIPLE · variance of noise ÷ theirs), so
+    that they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh
+    1992); the slowest of these counts. Without a known noise it is the slowest as measured.
     """
-    rates, of_medians = [], []
+    rates, factors_of_medians = [], []
     for runs in members.values():
-        of_medians.append(of_median(len(runs.values(IMAGES_PER_SECOND))))
+        factors_of_medians.append(of_median(len(runs.values(IMAGES_PER_SECOND))))
         if runs.median_log_rate is not None:
             rates.append(runs.median_log_rate)
     least, mean = min(rates), statistics.fmean(rates)
     if noise is None or len(rates) == 1:
         return least
-    errors = noise**2 * statistics.fmean(of_medians)
+    noise_variance = noise**2 * statistics.fmean(factors_of_medians)
     variance = statistics.variance(rates)
-    if variance <= DIFFER * errors:
+    if variance <= NOISE_MULTIPLE * noise_variance:
         return mean
-    return mean + math.sqrt(1 - DIFFER * errors / variance) * (least - mean)
+    shrinkage = math.sqrt(1 - NOISE_MULTIPLE * noise_variance / variance)
+    return mean + shrinkage * (least - mean)
 
 
 def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
@@ -306,14 +307,16 @@ class ControlRuns:
         self._hosts = merged_by(hosts, self._on_host, lambda runs: runs.cell.hosts[0])
 
     def _condition(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE, "nccl."), runs.cell.batch_size)
+        return self._study.condition(runs, (*FREE_IN_CONTROLS, "nccl."), runs.cell.batch_size)
 
     def _without_strategy(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE, "nccl.", "strategy."), runs.cell.batch_size)
+        return self._study.condition(
+            runs, (*FREE_IN_CONTROLS, "nccl.", "strategy."), runs.cell.batch_size
+        )
 
     def _on_host(self, runs: Runs) -> Condition:
         return self._study.condition(
-            runs, (*FREE, CONNECTIONS), runs.cell.gpus, runs.cell.batch_size
+            runs, (*FREE_IN_CONTROLS, CONNECTIONS), runs.cell.gpus, runs.cell.batch_size
         )
 
     def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
@@ -322,11 +325,11 @@ class ControlRuns:
 
     def alone(self, runs: Runs) -> dict[Member, Runs]:
         """Return the runs of the same strategy on each member alone, by GPU."""
-        return chosen(self._alone.get(self._condition(runs), {}), runs.gpus)
+        return runs_of_members(self._alone.get(self._condition(runs), {}), runs.gpus)
 
     def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
         """Return the runs of the strategy on each host alone with the same GPUs; all, or none."""
-        alone = chosen(self._hosts.get(self._on_host(runs), {}), runs.cell.hosts)
+        alone = runs_of_members(self._hosts.get(self._on_host(runs), {}), runs.cell.hosts)
         if len(alone) < len(runs.cell.hosts):
             return {}
         return alone

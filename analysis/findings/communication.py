@@ -135,7 +135,7 @@ class Exposures:
         cost = record.metrics.get(COST)
         if single.cell.world_size == 1 or cost is None or not math.isfinite(cost):
             return None
-        members = self._baselines.of(single)
+        members = self._baselines.of_members(single)
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
             self._costs[key] = self._cost_of(members)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from analysis.findings.baselines import (
-    DIFFER,
+    NOISE_MULTIPLE,
     WITHOUT,
     Baselines,
     clock_ratio,
@@ -146,16 +146,19 @@ def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve
 
 def _point(runs: Runs, baselines: Baselines) -> Point:
     assert runs.log_rate is not None
-    size, members, hosts = runs.cell.world_size, baselines.of(runs), baselines.of_hosts(runs)
-    without_baseline = []
-    for gpu in runs.gpus:
-        if size > 1 and gpu not in members:
-            without_baseline.append(gpu)
+    size, members, hosts = (
+        runs.cell.world_size,
+        baselines.of_members(runs),
+        baselines.of_hosts(runs),
+    )
+    without_baseline: tuple[Member, ...] = ()
+    if size > 1:
+        without_baseline = tuple(gpu for gpu in runs.gpus if gpu not in members)
     node_efficiency = None
-    of_hosts = _log_speedup(runs, hosts, baselines.noise(runs))
-    if of_hosts is not None:
-        node_efficiency = scaled(of_hosts.estimate(), 1 / len(hosts))
-    bare = Point(
+    over_hosts = _speedup_over(hosts, runs, baselines.noise(runs))
+    if over_hosts is not None:
+        node_efficiency = scaled(over_hosts.estimate(), 1 / len(hosts))
+    point = Point(
         runs.gpus,
         runs.key,
         exponential(runs.log_rate.next_run()),
@@ -164,19 +167,21 @@ def _point(runs: Runs, baselines: Baselines) -> Point:
         node_efficiency=node_efficiency,
         suspect=runs.suspect,
         record_ids=runs.record_ids,
-        without_baseline=tuple(without_baseline),
+        without_baseline=without_baseline,
     )
-    against = log_speedup(runs, baselines)
-    if against is None:
-        return bare
-    slowest = next_run(against.slowest, against.slowest_draws, freedom(against.alone.values()))
-    share = efficiency(against.rate.value, against.slowest, runs.cell, against.alone)
+    over_members = log_speedup(runs, baselines)
+    if over_members is None:
+        return point
+    alone, log_slowest_rate = over_members.alone, over_members.slowest
+    baseline = next_run(log_slowest_rate, over_members.slowest_draws, freedom(alone.values()))
+    speedup = over_members.estimate()
+    share = efficiency(over_members.rate.value, log_slowest_rate, runs.cell, alone)
     return replace(
-        bare,
-        baseline=exponential(slowest),
-        slowest=min(against.alone, key=lambda gpu: against.alone[gpu].value),
-        speedup=against.estimate(),
-        efficiency=replace(scaled(against.estimate(), 1 / size), value=share),
+        point,
+        baseline=exponential(baseline),
+        slowest=min(alone, key=lambda gpu: alone[gpu].value),
+        speedup=speedup,
+        efficiency=replace(scaled(speedup, 1 / size), value=share),
         clock_ratio=clock_ratio(runs, members.values()),
     )
 
@@ -211,32 +216,33 @@ def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
     if runs.cell.world_size == 1:
         return None
-    return _log_speedup(runs, baselines.of(runs), baselines.noise(runs))
+    return _speedup_over(baselines.of_members(runs), runs, baselines.noise(runs))
 
 
-def _log_speedup(
-    runs: Runs, members: Mapping[Member, Runs], noise: float | None
+def _speedup_over(
+    members: Mapping[Member, Runs], runs: Runs, noise: float | None
 ) -> LogSpeedup | None:
-    alone, drawn, of_medians = {}, [], []
+    alone, rate_draws, factors_of_medians = {}, [], []
     for member, of_member in members.items():
         sample = of_member.log_rate
         if sample is not None:
             alone[member] = sample
-            of_medians.append(of_median(sample.runs))
+            factors_of_medians.append(of_median(sample.runs))
             if sample.draws is not None:
-                drawn.append(sample.draws)
+                rate_draws.append(sample.draws)
     if runs.log_rate is None or not alone:
         return None
     slowest = log_slowest(members, noise)
-    if len(drawn) < len(alone):
+    if len(rate_draws) < len(alone):
         return LogSpeedup(runs.log_rate, alone, slowest, None)
-    draws: Draws = np.min(drawn, axis=0)
-    if noise is not None and len(drawn) > 1:  # drawn to their mean as `log_slowest` does
-        of_mean = sum(of_medians) / len(of_medians)
-        errors, mean = noise**2 * np.array([[1.0], [of_mean]]), np.mean(drawn, axis=0)
+    draws: Draws = np.min(rate_draws, axis=0)
+    if noise is not None and len(rate_draws) > 1:  # each draw is shrunk as `log_slowest` does
+        factor = sum(factors_of_medians) / len(factors_of_medians)
+        noise_variances = noise**2 * np.array([[1.0], [factor]])
+        mean, variances = np.mean(rate_draws, axis=0), np.var(rate_draws, axis=0, ddof=1)
         with np.errstate(divide="ignore"):
-            shrinkage = 1 - DIFFER * errors / np.var(drawn, axis=0, ddof=1)
-        draws = mean + np.sqrt(np.clip(shrinkage, 0, 1)) * (draws - mean)
+            remaining = 1 - NOISE_MULTIPLE * noise_variances / variances
+        draws = mean + np.sqrt(np.clip(remaining, 0, 1)) * (draws - mean)
     return LogSpeedup(runs.log_rate, alone, slowest, draws)
 
 
@@ -254,11 +260,12 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
             world_sizes.append(point.world_size)
             speedups.append(point.speedup.value)
     size, speedup = np.array(world_sizes, dtype=float), np.array(speedups, dtype=float)
+    terms_of_usl = np.stack([size - 1, size * (size - 1)], axis=1)
     laws = []
     for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
         if len({*world_sizes, 1}) < FEWEST[law]:
             continue
-        terms = np.stack([size - 1, size * (size - 1)][: len(names)], axis=1)
+        terms = terms_of_usl[:, : len(names)]  # Amdahl's law has the first
         parameters, _ = nnls(terms, size / speedup - 1)
         predicted = size / (1 + terms @ parameters)
         error = float(np.max(np.abs(predicted / speedup - 1)))
@@ -290,12 +297,12 @@ def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
         words = name.removesuffix(".name").removeprefix("nccl.")
         if name == "global_batch_size":
             words = "the kind of batch"
-        alone_value, value = _value(study, nearest, name), _value(study, runs, name)
+        alone_value, value = _value_words(study, nearest, name), _value_words(study, runs, name)
         differences.append(f"{words} ({alone_value}, not {value})")
     return f"its run on one GPU differs in {' and '.join(differences) or 'the kind of batch'}"
 
 
-def _value(study: Study, runs: Runs, name: str) -> str:
+def _value_words(study: Study, runs: Runs, name: str) -> str:
     if name in study.varied_provenance:
         return provenance.worded(runs.provenance.get(name))
     value = runs.request.get(name)

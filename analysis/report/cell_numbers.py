@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Iterable, Mapping
 
-from analysis.findings.baselines import AGAINST, EFFICIENCY, stated
+from analysis.findings.baselines import AGAINST, EFFICIENCY, stated_efficiency
 from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import ABSENT, THIN, estimate, number, of_metric
 from analysis.study.conditions import IMAGES_PER_SECOND, primary_rate
@@ -38,7 +38,7 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     other records, and the known intervals (analysis.findings.communication, `shown`).
     """
     values = dict(record.metrics)
-    efficiency = stated(record)
+    efficiency = stated_efficiency(record)
     if efficiency is not None:
         values[EFFICIENCY] = efficiency
     values |= of_several
