@@ -79,14 +79,14 @@ class Asked:
             tuple(cell.key for cell in cells),
             tuple(cell.world_size for cell in cells),
             f"{unit(cells[0].device)}s",
-            tuple(_earlier(cell, {} if training else scatters) for cell in cells),
+            tuple(_earlier_scatter(cell, {} if training else scatters) for cell in cells),
             settings_of(cells),
             tuple(message_sizes(cells[0])) if training else (),
             tuple(cell.key for cell in training),
         )
 
 
-Runs: TypeAlias = defaultdict[str, dict[int, Record]]  # by the key of their cell, and their repeat
+RunsByCell: TypeAlias = defaultdict[str, dict[int, Record]]  # by cell key, then repeat
 
 
 def settings_of(cells: Sequence[Cell]) -> tuple[dict[str, str], ...]:
@@ -103,7 +103,7 @@ def settings_of(cells: Sequence[Cell]) -> tuple[dict[str, str], ...]:
     return tuple(settings)
 
 
-def _earlier(cell: Cell, scatters: Scatters) -> Scatter:
+def _earlier_scatter(cell: Cell, scatters: Scatters) -> Scatter:
     request, metric = group_of_cell(cell)[2:], primary_rate(cell).metric
     total = Scatter()
     for (group, name), scatter in scatters.items():
@@ -138,10 +138,10 @@ def questions_of(folder: Path) -> dict[str, Asked]:
             asked = msgspec.convert(line, Asked)
         except ValueError:
             continue
+        columns = [asked.names, asked.keys, asked.sizes, asked.earlier]
         # Older lines have no settings, and most questions no training.
-        training, settings = asked.training_keys or asked.keys, asked.settings or asked.keys
-        columns = (asked.names, asked.keys, asked.sizes, asked.earlier, settings, training)
-        if len(set(map(len, columns))) == 1 and asked.names:
+        columns += filter(None, (asked.settings, asked.training_keys))
+        if asked.names and len(set(map(len, columns))) == 1:
             questions[asked.sweep_id] = asked
     return questions
 
@@ -169,40 +169,43 @@ class RaceState(NamedTuple):
     @property
     def runs(self) -> list[Record]:
         """The runs of all stages, each once."""
-        every = itertools.chain(*(records for stage in self.stages for records in stage.records))
-        return list({record.record_id: record for record in every}.values())
+        by_id = {}
+        for stage in self.stages:
+            for record in itertools.chain(*stage.records):
+                by_id[record.record_id] = record
+        return list(by_id.values())
 
     @property
-    def gain(self) -> int | None:
+    def winner(self) -> int | None:
         """The candidate with the largest gain that was shown."""
         standings = self.last.standings if self.last else ()
-        faster = [index for index, each in enumerate(standings) if each.state == FASTER]
+        faster = [index for index, shown in enumerate(standings) if shown.state == FASTER]
         return max(faster, key=lambda index: standings[index].difference, default=None)
 
 
 def replay(asked: Asked, records: Iterable[Record]) -> RaceState:
     """Return the race of a question, run again from the records of its candidates. Of several
     stages it is the first that is not over, else the last."""
-    runs: Runs = defaultdict(dict)
+    runs: RunsByCell = defaultdict(dict)
     for record in records:
         if record.state in ("finished", "failed"):
             key = dataclasses.replace(record.cell, repeat=0).key
             runs[key][record.cell.repeat] = record
     before: tuple[RaceState, ...] = ()
     for size_bytes in asked.sizes_bytes or (None,):
-        stage = _stage(asked, runs, size_bytes)._replace(before=before)
+        stage = _run_again(asked, runs, size_bytes)._replace(before=before)
         before = stage.stages
         if stage.pending:
             return stage
-    winners = sorted({stage.gain for stage in before if stage.gain is not None})
+    winners = sorted({stage.winner for stage in before if stage.winner is not None})
     if not (asked.training_keys and winners):
         return stage
     in_training = dataclasses.replace(asked, keys=asked.training_keys)
-    return _stage(in_training, runs, confirmed=(0, *winners))._replace(before=before)
+    return _run_again(in_training, runs, confirmed=(0, *winners))._replace(before=before)
 
 
-def _stage(
-    asked: Asked, runs: Runs, size_bytes: int | None = None, confirmed: Sequence[int] = ()
+def _run_again(
+    asked: Asked, runs: RunsByCell, size_bytes: int | None = None, confirmed: Sequence[int] = ()
 ) -> RaceState:
     candidates = list(map(Arm, asked.names, asked.sizes, asked.earlier))
     race = Race(asked.question, candidates, confirmed)
@@ -214,14 +217,14 @@ def _stage(
         if run is None:
             break
         used[index].append(run)
-        _learn(asked, race.candidates[index], run, size_bytes)
+        _add_run(asked, race.candidates[index], run, size_bytes)
         turn = turn[1:] or race.look().turn
         if any(len(used[index]) >= MOST_RUNS for index in turn):
             turn = ()
     return RaceState(race, turn, tuple(map(tuple, used)), asked.keys, size_bytes)
 
 
-def _learn(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None) -> None:
+def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None) -> None:
     rate = primary_rate(record.cell)
     value = record.metrics.get(rate.metric, math.nan)
     if size_bytes is not None:
@@ -239,8 +242,8 @@ def _learn(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None)
     if candidate.failure:
         return
     sign = -1 if rate.is_time else 1
-    share = candidate.size if asked.question.rate == PER_GPU else 1
-    candidate.rates.append(sign * math.log(value) - math.log(share))
+    gpus = candidate.size if asked.question.rate == PER_GPU else 1
+    candidate.rates.append(sign * math.log(value) - math.log(gpus))
     ends, error = metrics.interval(rate.metric, record.within_run), 0.0
     if size_bytes is None and ends is not None and 0 < ends[0] <= ends[1] < math.inf:
         error = math.log(ends[1] / ends[0]) / 2 / SIGMA_AT_95
@@ -258,36 +261,36 @@ def percent(share: float, signed: bool = False) -> str:
     return f"{100 * share:{form}} %".replace("-", "−")
 
 
-def answer(asked: Asked, done: RaceState) -> list[str]:
+def answer(asked: Asked, state: RaceState) -> list[str]:
     """Return the answer in sentences, the answer itself first; of an open question what is open."""
     lines: list[str] = []
-    failed, suspect = {}, {}
-    for stage in done.stages:
-        lines += _of_stage(asked, stage)
-        for name, candidate, records in zip(
-            asked.names, stage.race.candidates, stage.records, strict=True
-        ):
-            if candidate.failure:
-                failed[name] = f"{name} ({candidate.failure})"
-            if any(record.validity.verdict == "suspect" for record in records):
-                suspect[name] = name
-    options = recommended(asked, done)
+    failed, suspect = {}, dict[str, None]()
+    for stage in state.stages:
+        lines += _stage_sentences(asked, stage)
+        for index, name in enumerate(asked.names):
+            failure = stage.race.candidates[index].failure
+            if failure:
+                failed[name] = f"{name} ({failure})"
+            if any(record.validity.verdict == "suspect" for record in stage.records[index]):
+                suspect[name] = None
+    options = recommended(asked, state)
     if options:
         typed = " ".join(f"{name}={value}" for name, value in options.items())
         variables = re.sub(r"\bnccl\.(\w+)", lambda name: f"NCCL_{name[1].upper()}", typed)
-        lines.insert(0, f"Use {typed}." if variables == typed else f"Use {typed} ({variables}).")
-    elif len(done.stages) > 1 and is_answered(done) and not any(each.gain for each in done.stages):
+        exported = "" if variables == typed else f" ({variables})"
+        lines.insert(0, f"Use {typed}{exported}.")
+    elif state.before and is_answered(state) and not any(stage.winner for stage in state.stages):
         margin = percent(asked.question.margin)
         lines.insert(0, f"Nothing to gain: no setting is more than {margin} faster.")
     if failed:
         lines.append(f"Without a result: {join_words(list(failed.values()), MOST_NAMED)}.")
     if suspect:
         lines.append(f"Checks cast doubt on runs of {join_words(list(suspect), MOST_NAMED)}.")
-    lines.append(_effort(asked, done))
+    lines.append(_effort(asked, state))
     return lines
 
 
-def _of_stage(asked: Asked, stage: RaceState) -> list[str]:
+def _stage_sentences(asked: Asked, stage: RaceState) -> list[str]:
     sentences = {FASTEST: _fastest, DIFFERS: _differs, SCALES: _scales, GAINS: _gains}
     where = "Training: " if stage.before else ""
     if stage.size_bytes is not None:
@@ -297,65 +300,67 @@ def _of_stage(asked: Asked, stage: RaceState) -> list[str]:
     return [where + line for line in sentences[asked.question.kind](asked, stage.last)]
 
 
-def is_answered(done: RaceState) -> bool:
+def is_answered(state: RaceState) -> bool:
     """Return whether nothing is left open."""
-    return not done.pending and all(each.last and not _open(each.last) for each in done.stages)
+    decided = [stage.last and not _open_candidates(stage.last) for stage in state.stages]
+    return not state.pending and all(decided)
 
 
-def seconds(done: RaceState) -> float:
+def seconds(state: RaceState) -> float:
     """Return how long the runs took, in seconds."""
-    return sum(record.ended_at - record.started_at for record in done.runs)
+    return sum(record.ended_at - record.started_at for record in state.runs)
 
 
-def _open(look: Look | None) -> list[int]:
+def _open_candidates(look: Look | None) -> list[int]:
     standings = look.standings if look else ()
-    return [index for index, each in enumerate(standings) if each.state == OPEN]
+    return [index for index, standing in enumerate(standings) if standing.state == OPEN]
 
 
-def _effort(asked: Asked, done: RaceState) -> str:
-    runs = len(done.runs)
-    text = f"{count(runs, 'run')} in {seconds(done):,.0f} s"
-    if is_answered(done):
+def _effort(asked: Asked, state: RaceState) -> str:
+    runs = len(state.runs)
+    text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
+    if is_answered(state):
         grid = 5 * len(asked.names)
         return f"{text} (a grid with five repeats: {grid} runs); wrong in at most {percent(ERROR)}."
-    more = _further_runs(asked, done)
+    more = _runs_to_decide(asked, state)
     if more > MOST_RUNS * len(asked.names):
         text += f"; {MOST_RUNS} runs of each would not answer it"
     elif more:
-        hours = more * seconds(done) / runs / 3600
+        hours = more * seconds(state) / runs / 3600
         rounded = float(f"{more:.2g}")
         text += f"; the answer would take about {rounded:,.0f} more, {hours:.2g} h"
     return f"{text}."
 
 
-def _further_runs(asked: Asked, done: RaceState) -> int:
+def _runs_to_decide(asked: Asked, state: RaceState) -> int:
     """Return how many runs more would decide what is open, if they scatter as those so far; 0:
     too little is known."""
-    question, more, look = asked.question, 0.0, done.last
-    for index in _open(look):
+    question, more, look = asked.question, 0.0, state.last
+    for index in _open_candidates(look):
         low, high = look.standings[index].logs if look else (-math.inf, math.inf)
         if not math.isfinite(high - low):
             return 0
-        middle, half = (low + high) / 2, (high - low) / 2
-        needed = question.log_margin - middle  # half the interval that decides
+        middle, half_width = (low + high) / 2, (high - low) / 2
+        deciding_half_width = question.log_margin - middle
         if question.kind == DIFFERS:
-            needed = max(abs(middle), question.log_margin - abs(middle))
+            deciding_half_width = max(abs(middle), question.log_margin - abs(middle))
         elif question.kind == GAINS:
-            needed = abs(needed)
+            deciding_half_width = abs(deciding_half_width)
         elif question.kind == SCALES:
             above = middle - math.log(question.efficiency)
-            needed = max(above + question.log_margin, -above)
-        if needed > 0:
-            more += 2 * len(done.records[index]) * max(0.0, (half / needed) ** 2 - 1)
+            deciding_half_width = max(above + question.log_margin, -above)
+        if deciding_half_width > 0:  # an interval narrows with the root of the number of runs
+            factor = (half_width / deciding_half_width) ** 2
+            more += 2 * len(state.records[index]) * max(0.0, factor - 1)
     return math.ceil(more)
 
 
-def _rest(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:
-    rest = []
+def _others(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:
+    others = []
     for index, standing in enumerate(look.standings):
         if standing.state == state and index != look.reference:
-            rest.append((asked.names[index], standing))
-    return sorted(rest, key=lambda each: -each[1].difference)
+            others.append((asked.names[index], standing))
+    return sorted(others, key=lambda named: -named[1].difference)
 
 
 def _interval(standing: Standing) -> str:
@@ -366,9 +371,9 @@ def _interval(standing: Standing) -> str:
 
 def _fastest(asked: Asked, look: Look) -> Iterator[str]:
     name, margin = asked.names[look.reference], percent(asked.question.margin)
-    tied = [each for each, _ in _rest(asked, look, TIED)]
-    slower = _rest(asked, look, SLOWER)
-    rivals = _rest(asked, look, OPEN)
+    tied = [rival for rival, _ in _others(asked, look, TIED)]
+    slower = _others(asked, look, SLOWER)
+    rivals = _others(asked, look, OPEN)
     if rivals:
         parts = [f"{rival} ({_interval(standing)})" for rival, standing in rivals]
         yield f"Open: {name} leads; {join_words(parts, MOST_NAMED)} may be faster."
@@ -422,12 +427,12 @@ def _gains(asked: Asked, look: Look) -> Iterator[str]:
             yield f"Open: {name} against {first} {ends}."
 
 
-def recommended(asked: Asked, done: RaceState) -> dict[str, str]:
+def recommended(asked: Asked, state: RaceState) -> dict[str, str]:
     """Return the options that were shown to be faster than the first candidate, in training where
     the question has that; empty without any."""
-    if asked.question.kind != GAINS or done.gain is None or done.size_bytes is not None:
+    if asked.question.kind != GAINS or state.winner is None or state.size_bytes is not None:
         return {}
-    return asked.settings[done.gain]
+    return asked.settings[state.winner]
 
 
 def _scales(asked: Asked, look: Look) -> Iterator[str]:
@@ -463,12 +468,12 @@ def summary(
     nothing was asked. `records` are the study's."""
     if asked is None:
         return {}, {}
-    done = replay(asked, records)
-    tags = {"ask": asked.question.kind, "ask.answer": answer(asked, done)[0]}
+    state = replay(asked, records)
+    tags = {"ask": asked.question.kind, "ask.answer": answer(asked, state)[0]}
     return tags, {
         "ask/margin": asked.question.margin,
         "ask/error": ERROR,
-        "ask/runs": float(len(done.runs)),
-        "ask/seconds": seconds(done),
-        "ask/answered": float(is_answered(done)),
+        "ask/runs": float(len(state.runs)),
+        "ask/seconds": seconds(state),
+        "ask/answered": float(is_answered(state)),
     }

@@ -49,11 +49,11 @@ def write_tuned(study: StudyFolder, asked: Asked, race: RaceState) -> list[Path]
 def _tuner(study: StudyFolder, race: RaceState) -> str:
     """Return the file for the sizes that were searched; '' where none has a gain."""
     stages = [stage for stage in race.stages if stage.size_bytes is not None]
-    if race.pending or not any(stage.gain for stage in stages):
+    if race.pending or not any(stage.winner for stage in stages):
         return ""
     choices: dict[int, AlgorithmChoice] = {}
     for stage in stages:
-        record = stage.records[stage.gain or 0][0]
+        record = stage.records[stage.winner or 0][0]
         log = read_logs(study.folder_of(record).tuning, record.cell.every_host)
         for choice in log.algorithms if log else ():
             if choice.size == stage.size_bytes and choice.function in (None, "AllReduce"):
