@@ -1,7 +1,8 @@
 """Why a subset trains slower than its members alone: METHOD.md, "Waterfall".
 
 Every part is a difference of step times in ms, from control cells; subtracted one
-after the other they become images per second. The exposed part is split `in_parts`.
+after the other they become images per second. The exposed part is split by hosts, or by what a
+timeline of steps shows.
 """
 
 import dataclasses
@@ -70,7 +71,7 @@ class Time(NamedTuple):
         return Time(self.ms - earlier.ms, math.hypot(self.error, earlier.error))
 
 
-def by_hosts(
+def split_by_hosts(
     runs: Runs, parts: Sequence[LossPart], hosts: Mapping[Member, Runs], alone: Step | None
 ) -> Sequence[LossPart]:
     """Return the parts with the communication of several hosts split into inside and between.
@@ -96,33 +97,33 @@ def by_hosts(
     return [LossPart(INSIDE, inside, why), LossPart(BETWEEN, exposed - inside), *rest]
 
 
-def in_parts(
+def split_by_timeline(
     parts: Sequence[LossPart], runs: Runs, alone: Mapping[Member, Runs]
 ) -> Sequence[LossPart]:
     """Return the parts with the exposed one split by observed steps, else with the reason."""
     (name, exposed, why), *rest = parts
     if exposed is None:
         return parts
-    together = _observed(runs)
-    tails, slowed_backwards = [], []
+    together = _timeline_steps(runs)
+    tails_alone, slowed_alone = [], []
     for member in alone.values():
-        of_member = _observed(member)
+        of_member = _timeline_steps(member)
         if of_member:
-            tails.append(of_member[TAIL])
-            slowed_backwards.append(of_member[SLOWED])
-    tail_alone, slowed_alone = mean_step(tails), mean_step(slowed_backwards)
-    if not together or tail_alone is None or slowed_alone is None:
+            tails_alone.append(of_member[TAIL])
+            slowed_alone.append(of_member[SLOWED])
+    mean_tail, mean_slowed = mean_step(tails_alone), mean_step(slowed_alone)
+    if not together or mean_tail is None or mean_slowed is None:
         reason = UNSEEN_ALONE
         if not together:
             reason = _why_unseen(runs.records[0])
         return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
-    tail, slowed = together[TAIL] - tail_alone, together[SLOWED] - slowed_alone
+    tail, slowed = together[TAIL] - mean_tail, together[SLOWED] - mean_slowed
     unexplained = LossPart(REST, exposed - tail - slowed)
     return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
 
 
 def _why_unseen(record: Record) -> str:
-    for row in _rows(record).values():
+    for row in _timeline_rows(record).values():
         for reason in row.get("unknown", {}).values():
             return str(reason)
     return UNSEEN
@@ -132,13 +133,13 @@ def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _observed(runs: Runs) -> dict[str, Step]:
+def _timeline_steps(runs: Runs) -> dict[str, Step]:
     """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
     without steps with the exchange and without it.
     """
     observed: dict[str, list[Time]] = {TAIL: [], SLOWED: []}
     for record in runs.records:
-        times = _observed_of(record)
+        times = _timeline_times(record)
         if times is not None:
             for name, time in zip(observed, times, strict=True):
                 observed[name].append(time)
@@ -155,21 +156,21 @@ def _observed(runs: Runs) -> dict[str, Step]:
     return steps
 
 
-def _observed_of(record: Record) -> tuple[Time, Time] | None:
+def _timeline_times(record: Record) -> tuple[Time, Time] | None:
     """Return how much longer tail and backward take, on the rank with the shortest tail."""
-    rows = _rows(record)
+    rows = _timeline_rows(record)
     of_ranks = []
     for rank in range(record.cell.world_size):
-        without, with_exchange = _ends(rows.get((rank, False))), _ends(rows.get((rank, True)))
+        without = _gradient_and_exchange(rows.get((rank, False)))
+        with_exchange = _gradient_and_exchange(rows.get((rank, True)))
         if without is None or with_exchange is None:
             return None
-        slowed = with_exchange[0].minus(without[0])
-        tail = with_exchange[1].minus(without[1]).minus(slowed)
-        of_ranks.append((tail, slowed))
+        gradient_later, exchange_later = map(Time.minus, with_exchange, without)
+        of_ranks.append((exchange_later.minus(gradient_later), gradient_later))
     return min(of_ranks)
 
 
-def _ends(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
+def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
     """Return when the last gradient is there, and when the exchange has ended."""
     if row is None:
         return None
@@ -179,17 +180,18 @@ def _ends(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
         return None
     moments = [*ready, row.get("exchange_ms"), row.get("update_ms")]
     spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
-    share = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
+    error_per_spread = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
     times = []
     for moment, spread in zip(moments, spreads, strict=True):
         at_ms, spread_ms = finite(moment), finite(spread)
         if at_ms is None or spread_ms is None:
             return None
-        times.append(Time(at_ms, spread_ms * share))
-    return max(times[:-2]), times[-2]
+        times.append(Time(at_ms, spread_ms * error_per_spread))
+    *gradients, exchange, _ = times
+    return max(gradients), exchange
 
 
-def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
+def _timeline_rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
     """Return {(rank, with exchange): row} of a record's timeline."""
     rows = {}
     for row in record.tables.get("timeline", {}).get("rows", ()):
@@ -321,16 +323,18 @@ class ExplainedSubset:
             why = "the strategy was not measured on one of these GPUs alone"
         else:
             steps = {gpu: step + overhead for gpu, step in steps.items()}
-        parts = [LossPart(OVERHEAD, overhead, why)]
         members = {gpu: self.without[(gpu,)] for gpu in steps}
-        lost, why = clock_loss(runs, members, steps), AT_MOST
-        if lost is None:
-            why = "CPU workers have no SM clock"
+        lost_to_clocks, about_clocks = clock_loss(runs, members, steps), AT_MOST
+        if lost_to_clocks is None:
+            about_clocks = "CPU workers have no SM clock"
             if runs.cell.device == "cuda":
-                why = "the clocks were not read"
-        parts.append(LossPart(CLOCKS, lost, why))
-        parts.append(self.contention())
-        return [*parts, *self.communication(mean_step(costs) or overhead)]
+                about_clocks = "the clocks were not read"
+        return [
+            LossPart(OVERHEAD, overhead, why),
+            LossPart(CLOCKS, lost_to_clocks, about_clocks),
+            self.contention(),
+            *self.communication(mean_step(costs) or overhead),
+        ]
 
     def contention(self) -> LossPart:
         """Return what ranks take from each other without any exchange: host memory, the CPU."""
@@ -343,8 +347,8 @@ class ExplainedSubset:
         step = _step(together.log_rate.value, together.log_rate.draws, self.images)
         return LossPart(CONTENTION, step - (alone or self.slowest))
 
-    def communication(self, own: Step | None) -> Sequence[LossPart]:
-        """Return the exposed communication without the cost `own` on one GPU, and waiting."""
+    def communication(self, cost_alone: Step | None) -> Sequence[LossPart]:
+        """Return the exposed communication without what it costs on one GPU, and waiting."""
         runs, whole = self.runs, self.runs.step(COST)
         if whole is None:
             reason = "benchmark.exposed_rounds=0"
@@ -353,9 +357,9 @@ class ExplainedSubset:
             why = f"steps without the exchange were not timed ({reason})"
             return [LossPart(COMMUNICATION, None, why), LossPart(WAITING, None, why)]
         exposed, why = whole, "this includes the overhead of the strategy on one GPU"
-        if own is not None:
-            exposed = whole - (step_at_clock_of(runs, own, self.slowest_runs) or own)
-            why = ""
+        if cost_alone is not None:
+            at_clock = step_at_clock_of(runs, cost_alone, self.slowest_runs)
+            exposed, why = whole - (at_clock or cost_alone), ""
         # A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
         traced = runs.step(WAIT)
         for_slower = mean_step([self.slowest - step for step in self.steps.values()])
@@ -364,9 +368,8 @@ class ExplainedSubset:
             unknown = "included in exposed communication: only a trace can separate them"
             parts.append(LossPart(WAITING, None, unknown))
         elif len(self.rates) < runs.cell.world_size:
-            parts.append(
-                LossPart(WAITING, None, "how long ranks wait for slower GPUs is not known")
-            )
+            unknown = "how long ranks wait for slower GPUs is not known"
+            parts.append(LossPart(WAITING, None, unknown))
         elif traced.ms <= for_slower.ms or exposed.ms <= 0:
             unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
             parts.append(LossPart(WAITING, None, unknown))
@@ -379,14 +382,15 @@ class ExplainedSubset:
                     LossPart(WAITING, exposed, why),
                 ]
         if len(runs.cell.hosts) > 1:
-            return by_hosts(runs, parts, self.hosts, own)
-        return in_parts(parts, runs, self.alone)
+            return split_by_hosts(runs, parts, self.hosts, cost_alone)
+        return split_by_timeline(parts, runs, self.alone)
 
 
 def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], dict[str, str]]:
     """Return a waterfall for every subset with a member that ran alone; what others lack."""
     controls = ControlRuns(study)
-    explained, without = [], []
+    explained: list[Waterfall] = []
+    unexplained = []
     for runs in study.timed:
         if runs.cell.world_size == 1 or runs.strategy == WITHOUT:
             continue
@@ -394,11 +398,11 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], dict[str, str]]:
         if subset is not None:
             explained.append(_waterfall(label, subset))
         if subset is None or not explained[-1].is_explained:
-            without.append(f"{label} on {gpu_list(runs.gpus)}")
+            unexplained.append(f"{label} on {gpu_list(runs.gpus)}")
     explained.sort(key=lambda fall: -len(fall.hosts))  # most hosts first, otherwise as they ran
-    if not without:
+    if not unexplained:
         return tuple(explained), {}
-    sentence = f"Breakdown of the loss of {several(without)}: no control runs"
+    sentence = f"Breakdown of the loss of {several(unexplained)}: no control runs"
     return tuple(explained), {sentence: "waterfall=true"}
 
 
@@ -436,7 +440,7 @@ def _step(log_rate: float, draws: Draws | None, images: int) -> Step:
 
 
 def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
-    runs, spent = subset.runs, subset.slowest
+    runs, step_so_far = subset.runs, subset.slowest
     assert runs.log_rate is not None
     degrees = subset.freedom()
     parts = [subset.spread(degrees)]
@@ -444,18 +448,18 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         if step is None:
             parts.append(WaterfallPart(name, None, why))
             continue
-        before = spent
+        before = step_so_far
         if before.draws is None and step.draws is not None:
-            before = Step(spent.ms, np.full_like(step.draws, spent.ms))
+            before = Step(step_so_far.ms, np.full_like(step.draws, step_so_far.ms))
         lost = _images_between(subset.images, before, before + step, degrees)
         ms = next_run(step.ms, step.draws, degrees)
         if name == CLOCKS:
             if not lost.value:
                 why = ""
-            lost, ms = reaching_0(lost), reaching_0(ms)
+            lost, ms = with_0_inside(lost), with_0_inside(ms)
         parts.append(WaterfallPart(name, lost, why, ms=ms))
-        spent = spent + step
-    residual = _images_between(subset.images, spent, subset.measured, degrees)
+        step_so_far = step_so_far + step
+    residual = _images_between(subset.images, step_so_far, subset.measured, degrees)
     rates, hosts = subset.rates.values(), runs.cell.hosts
     ideal = exponential(next_run(*slowest(rates), freedom(rates)))
     return Waterfall(
@@ -513,10 +517,10 @@ def clock_loss(
         longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
     if longest is None:
         return None
-    unslowed = steps[slowest]
-    if unslowed.draws is None and longest.draws is not None:
-        unslowed = Step(unslowed.ms, np.full_like(longest.draws, unslowed.ms))
-    return longest - unslowed
+    at_full_clock = steps[slowest]
+    if at_full_clock.draws is None and longest.draws is not None:
+        at_full_clock = Step(at_full_clock.ms, np.full_like(longest.draws, at_full_clock.ms))
+    return longest - at_full_clock
 
 
 def _clock_of_cell(runs: Runs) -> Sample | None:
@@ -546,11 +550,11 @@ def _slowed(step: Step, before: Sample, after: Sample) -> Step:
     ms = step.ms * math.exp(before.value - after.value)
     if before.draws is None or after.draws is None:
         return Step(ms, None)
-    unslowed = step.ms if step.draws is None else step.draws
-    return Step(ms, unslowed * np.exp(before.draws - after.draws))
+    at_full_clock = step.ms if step.draws is None else step.draws
+    return Step(ms, at_full_clock * np.exp(before.draws - after.draws))
 
 
-def reaching_0(bound: Estimate) -> Estimate:
+def with_0_inside(bound: Estimate) -> Estimate:
     """Return what is at most so large, with an interval that holds 0."""
     if bound.low is None or bound.high is None:
         return bound
