@@ -25,11 +25,10 @@ from conf.nccl import (
 
 _LEVEL_SETTINGS = {"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"}
 
-# Announced whatever NCCL_DEBUG_SUBSYS selects, while the topology is searched.
-_ALL = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"}
-# Announced at every start of a communicator of two ranks or more, to the ENV subsystem, from this
-# release on.
-_AT_START = {
+# While the topology is searched, whatever NCCL_DEBUG_SUBSYS selects.
+_ALWAYS_ANNOUNCED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"}
+# At every start of a communicator of two ranks or more, to the ENV subsystem, from this release on.
+_ANNOUNCED_SINCE = {
     "NCCL_ALGO": (2, 5),
     "NCCL_PROTO": (2, 5),
     "NCCL_MIN_NCHANNELS": (2, 5),
@@ -48,7 +47,7 @@ _AT_START = {
 }
 # Integers were announced to every subsystem before this release, to ENV alone from it on.
 _ENV_ONLY_INTEGERS = (2, 15)
-_STRINGS = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_MODE"}
+_TEXT_SETTINGS = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_MODE"}
 
 # Variables whose effect shows in transports, channels or algorithms: only for these an equal log
 # means "no effect".
@@ -97,20 +96,20 @@ def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
         if value != "1":
             return "never"  # only a 1 is announced
         return "level" if version is not None and version < (2, 23) else "always"
-    if name in _ALL:
+    if name in _ALWAYS_ANNOUNCED:
         return "always"
     if name == "NCCL_NET":
         return "never"  # the line `Using network` says it instead
-    since = _AT_START.get(name)
+    since = _ANNOUNCED_SINCE.get(name)
     if since is None or (version is not None and version < since):
         return "used"
-    if name not in _STRINGS and version is not None and version < _ENV_ONLY_INTEGERS:
+    if name not in _TEXT_SETTINGS and version is not None and version < _ENV_ONLY_INTEGERS:
         return "always"
     return "env"
 
 
-FEWEST_OF_MAXIMUM = 32  # NCCL's own upper limit of channels, or less: a larger minimum is capped
-WORDS = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}
+MOST_CHANNELS = 32  # of NCCL, in some releases more: a larger minimum is capped
+WORDS_OF = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}
 CHANNEL_LIMITS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
 # The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as
 # NCCL's PHB.
@@ -123,9 +122,9 @@ RULED_OUT = {
     "NCCL_CUMEM_ENABLE=0": "P2P/CUMEM",
 }
 # Variables that name the devices of a network.
-DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}
-DISABLE = "NCCL_P2P_DISABLE"
-NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", DISABLE, "NCCL_SHM_DISABLE")
+NETWORK_OF_DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}
+P2P_DISABLE = "NCCL_P2P_DISABLE"
+NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", P2P_DISABLE, "NCCL_SHM_DISABLE")
 
 Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # by function and bytes
 
@@ -257,8 +256,9 @@ def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | No
     log = evidence.log
     when = announcement(name, value, version_numbers(log.version))
     # without a version NCCL_P2P_DISABLE=1 may be announced either way
-    either = name == DISABLE and value == "1" and log.version is None
-    if (when == "level" or either) and log.settings.get("NCCL_P2P_LEVEL") == "LOC":
+    may_be_level = name == P2P_DISABLE and value == "1" and log.version is None
+    is_level = when == "level" or may_be_level
+    if is_level and log.settings.get("NCCL_P2P_LEVEL") == "LOC":
         return None
     if name in log.conflicts:
         return RANKS_DIFFER.of(", ".join(log.conflicts[name]))
@@ -284,21 +284,21 @@ def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | No
         return ONE_RANK
     if log.lost or not (log.transports or log.channels_from):
         return LINES_MISSING
-    disabled = (evidence.requested.get(DISABLE), log.settings.get(DISABLE))
-    if name == "NCCL_P2P_LEVEL" and "1" in disabled:
+    p2p_disable = (evidence.requested.get(P2P_DISABLE), log.settings.get(P2P_DISABLE))
+    if name == "NCCL_P2P_LEVEL" and "1" in p2p_disable:
         return OVERRIDDEN
     return NOT_ANNOUNCED
 
 
 # Whether NCCL chose an algorithm, a protocol or a number of channels that a setting rules out.
 def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
-    if name not in WORDS:
+    if name not in WORDS_OF:
         return
     if not log.algorithms:
         yield NO_TUNING
         return
     try:
-        may = allowed(value, WORDS[name])
+        allowed_words = allowed(value, WORDS_OF[name])
     except ValueError as error:
         yield NOT_READ.of(str(error))
         return
@@ -307,12 +307,14 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]
         word = choice.protocol
         if name == "NCCL_ALGO":
             word = choice.algorithm
-        left: set[str] = set().union(*may.values())
-        if choice.function is not None:  # to 2.22: wrong only if no function may have it
-            left = may.get(choice.function, {word})
-            if name == "NCCL_ALGO" and not left & AVAILABLE.get(choice.function, left):
+        # logs to 2.22 name no function: wrong is what no function may have
+        allowed_here: set[str] = set().union(*allowed_words.values())
+        if choice.function is not None:
+            allowed_here = allowed_words.get(choice.function, {word})
+            available = AVAILABLE.get(choice.function, allowed_here)
+            if name == "NCCL_ALGO" and not allowed_here & available:
                 continue  # the function has none of them: older releases take Ring
-        if word not in left:
+        if word not in allowed_here:
             wrong.append(f"{choice.function or 'a collective'} of {choice.size} bytes used {word}")
     if wrong:
         yield OTHER_CHOICE.of(list_some(wrong))
@@ -325,10 +327,10 @@ def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingOutco
     if count is None:
         yield NO_CHANNELS
         return
-    is_wrong = 0 < limit < count
-    if "_MIN_" in name:
-        is_wrong = count < min(limit, FEWEST_OF_MAXIMUM)
-    if is_wrong:
+    is_minimum = "_MIN_" in name
+    is_below = is_minimum and count < min(limit, MOST_CHANNELS)
+    is_above = not is_minimum and 0 < limit < count
+    if is_below or is_above:
         yield OTHER_CHANNELS.of(str(count))
 
 
@@ -340,26 +342,23 @@ def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingO
             yield NO_CONNECTION
         return
     if name == "NCCL_P2P_LEVEL":
-        yield from _level(level_word(value), evidence)
+        yield from _p2p_level(level_word(value), evidence)
         return
     used = ""
     if name == "NCCL_NVLS_ENABLE" and value == "0":
-        chosen = set()
-        for choice in log.algorithms:
-            if choice.algorithm.startswith("NVLS"):
-                chosen.add(choice.algorithm)
-        used = " and ".join(sorted(chosen))
+        algorithms = {choice.algorithm for choice in log.algorithms}
+        used = " and ".join(sorted(word for word in algorithms if word.startswith("NVLS")))
         if not used and log.channels.get("nvls"):
             used = "NVLS channels"
     elif name == "NCCL_NET":
-        wrong = []
+        other_networks = []
         for word in sorted(set().union(*log.transports.values())):
             if word.startswith("NET/") and word.split("/")[1].lower() != value.lower():
-                wrong.append(word)
-        used = list_some(wrong)
+                other_networks.append(word)
+        used = list_some(other_networks)
     elif name == "NCCL_NET_GDR_LEVEL" and level_word(value) == "LOC":
         used = _used(log, "NET/", "GDRDMA")
-    elif name in DEVICES and _used(log, DEVICES[name]):
+    elif name in NETWORK_OF_DEVICES and _used(log, NETWORK_OF_DEVICES[name]):
         nics: set[str] = set().union(*log.nics.values())
         used = list_some(sorted(nic for nic in nics if not _is_among(nic, value)))
     elif f"{name}={value}" in RULED_OUT:
@@ -394,14 +393,14 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
     return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items())
 
 
-def _level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
+def _p2p_level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
     """Check for P2P beyond the level, and for another transport than P2P within it."""
     if level == "LOC":
         used = _used(evidence.log, "P2P/")
         if used:
             yield RULED_OUT_USED.of(used)
         return
-    if level not in DISTANCES or evidence.requested.get(DISABLE) == "1":
+    if level not in DISTANCES or evidence.requested.get(P2P_DISABLE) == "1":
         return
     asked_level = DISTANCES.index(level)
     unknown: dict[str, None] = {}
@@ -412,17 +411,18 @@ def _level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
         if link is not None and link.startswith("NV"):
             needed = "NVL"
         for word in words:
-            if link == NET and not word.startswith("P2P/"):
+            is_p2p = word.startswith("P2P/")
+            if link == NET and not is_p2p:
                 continue  # between hosts there is no peer access that a level could allow
             if needed is None:
                 unknown[pair] = None
-            elif word.startswith("P2P/indirect"):
-                if asked_level < DISTANCES.index("NVB"):
-                    beyond.append(f"{word} on {pair}")
-            elif word.startswith("P2P/"):
-                if asked_level < DISTANCES.index(needed):
-                    beyond.append(f"{word} over {link} on {pair}")
-            elif asked_level >= DISTANCES.index(needed):
+                continue
+            is_indirect = word.startswith("P2P/indirect")
+            allows_p2p = asked_level >= DISTANCES.index("NVB" if is_indirect else needed)
+            if is_p2p and not allows_p2p:
+                path = "" if is_indirect else f" over {link}"
+                beyond.append(f"{word}{path} on {pair}")
+            elif allows_p2p and not is_p2p:
                 unused.append(f"{word} on {pair} ({link})")
     if beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found
@@ -436,7 +436,7 @@ def _level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
 
 # Whether a setting changed anything, against the log of the same cell without it.
 def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[SettingOutcome]:
-    """Compare transports, channels and algorithms; nothing where one of them differs."""
+    """Compare transports, channels and algorithms; yield nothing where one of them differs."""
     if name in without.settings and same_value(name, value, without.settings[name]):
         yield SAME_SETTING
         return
@@ -451,12 +451,11 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
             has_channels = True
             if count != without.channels[kind]:
                 return
-    here, there = _choices_by_size(log), _choices_by_size(without)
-    common = here.keys() & there.keys()
-    for key in common:
-        if here[key] != there[key]:
-            return
-    if name in WORDS and not common:
+    choices, choices_without = _choices_by_size(log), _choices_by_size(without)
+    common = choices.keys() & choices_without.keys()
+    if any(choices[key] != choices_without[key] for key in common):
+        return
+    if name in WORDS_OF and not common:
         yield NO_COMMON_SIZE
         return
     transports = " + ".join(sorted(set().union(*log.transports.values())))
