@@ -33,9 +33,16 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
+MOST_GPUS = 16  # 12,870 sets of 8
 EXACT_GPUS = 8  # 2,520 rings
+REFINED_SETS = 16  # of a machine with more GPUs: these are ranked again
+WEIGHT_SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
 DECIMALS = 3  # of GB/s: bandwidths that agree so far are equal
 MOST_NVLINKS = 18  # of any GPU before Blackwell: equal pairs that need more meet in a switch
+
+Matrix = Sequence[Sequence[float]]  # measured GB/s from each GPU (row) to each peer
+Members = tuple[int, ...]  # positions of a set's GPUs
+Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is not used
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,7 @@ class MachineWires:
     nominal: bool
 
     @staticmethod
-    def of(
-        topology: Topology | None, matrix: Sequence[Sequence[float]] | None = None
-    ) -> "MachineWires":
+    def of(topology: Topology | None, matrix: Matrix | None = None) -> "MachineWires":
         """Return wires with the measured GB/s of a matrix in the topology's order, else nominal.
 
         The slower direction of a pair counts. A matrix alone does not say which pairs share a port:
@@ -115,7 +120,7 @@ class MachineWires:
             return MachineWires(None, Wires.of(speeds, np.ones(speeds.shape, bool)), nominal=False)
         count = len(topology.gpus)
         nominal, is_nvlink = np.zeros((count, count)), np.zeros((count, count), bool)
-        counts = set()  # of NVLinks between two GPUs
+        link_counts = set()  # of NVLinks between two GPUs
         for (i, a), (j, b) in combinations(enumerate(topology.devices), 2):
             word = topology.link_between(a.index, b.index)
             links = nvlink_count(word)
@@ -123,14 +128,15 @@ class MachineWires:
             if links is not None:
                 per_link = [gpu.nvlink_gb_per_s for gpu in (a, b) if gpu.nvlink_gb_per_s]
                 speed = links * min(per_link, default=NVLINK_GB_PER_S)
-            counts.add(links or 0)
+            link_counts.add(links or 0)
             nominal[i, j] = nominal[j, i] = speed
             is_nvlink[i, j] = is_nvlink[j, i] = links is not None
         if matrix is None:
             speeds = nominal
         meet_in_switch = topology.nvswitch
         if meet_in_switch is None:
-            meet_in_switch = len(counts) == 1 and max(counts) * (count - 1) > MOST_NVLINKS
+            links_of_gpu = max(link_counts, default=0) * (count - 1)
+            meet_in_switch = len(link_counts) == 1 and links_of_gpu > MOST_NVLINKS
         switch = np.full((count, count), meet_in_switch)
         every, nvlinks = Wires.of(speeds, switch | ~is_nvlink), None
         if is_nvlink.any():
@@ -145,15 +151,12 @@ class MachineWires:
             if has_ring(nvlinks):
                 wires, over_nvlink = nvlinks, True
         exact = len(members) == 2 or (len(members) <= EXACT_GPUS and not quick)
-        if exact:
-            speed = packed_gb_per_s(wires)
-        else:
-            speed = bound_gb_per_s(wires)
+        speed = packed_gb_per_s(wires) if exact else bound_gb_per_s(wires)
         return SetBandwidth(speed, over_nvlink, self.nominal, exact)
 
 
 def set_bandwidth(
-    topology: Topology | None, gpus: Sequence[int], matrix: Sequence[Sequence[float]] | None = None
+    topology: Topology | None, gpus: Sequence[int], matrix: Matrix | None = None
 ) -> SetBandwidth:
     """Return the bandwidth of a set of GPU ids; without a topology they are 0, 1, …"""
     members = list(gpus)
@@ -187,10 +190,11 @@ def has_ring(wires: Wires) -> bool:
     size = len(joined)
     if size < 2:
         return False
-    fewest = joined.sum(axis=1).min()
-    if 2 * fewest >= size or size == 2:  # Dirac, Proceedings of the LMS 2, 1952
-        return bool(fewest)
-    if fewest < 2 or not np.linalg.matrix_power(joined + np.eye(size), size).all():
+    fewest_peers = joined.sum(axis=1).min()
+    if 2 * fewest_peers >= size or size == 2:  # Dirac, Proceedings of the LMS 2, 1952
+        return bool(fewest_peers)
+    reached = np.linalg.matrix_power(joined + np.eye(size), size)
+    if fewest_peers < 2 or not reached.all():
         return False
     return size > EXACT_GPUS or bool(joined[_steps(size)].all(axis=1).any())
 
@@ -207,12 +211,13 @@ def bound_gb_per_s(wires: Wires) -> float:
     if not has_ring(wires):
         return 0.0
     speeds = wires.gb_per_s
-    sums, shared = speeds.sum(axis=1), (speeds * wires.through_port).sum(axis=1)
-    bound = (sums - np.maximum(0.0, shared - wires.port_gb_per_s)).min()
+    sums, through_ports = speeds.sum(axis=1), (speeds * wires.through_port).sum(axis=1)
+    beyond_ports = np.maximum(0.0, through_ports - wires.port_gb_per_s)
+    bound = (sums - beyond_ports).min()
     if len(speeds) > 2:
         bound = min(bound, 2 * (sums - speeds.max(axis=1)).min())
-    own = (speeds > 0) & ~wires.through_port
-    groups = np.linalg.matrix_power(own + np.eye(len(speeds)), len(speeds)) > 0
+    own_wires = (speeds > 0) & ~wires.through_port
+    groups = np.linalg.matrix_power(own_wires + np.eye(len(speeds)), len(speeds)) > 0
     for group in groups:
         if not group.all():
             bound = min(bound, wires.port_gb_per_s[group].sum())
@@ -231,32 +236,25 @@ def packed_gb_per_s(wires: Wires) -> float:
 
     size, bound = len(wires.gb_per_s), bound_gb_per_s(wires)
     a, b = np.triu_indices(size, 1)
-    kinds = {*zip(wires.gb_per_s[a, b], wires.through_port[a, b], strict=True)}
-    equal = len(kinds) == 1 and len({*wires.port_gb_per_s}) == 1
-    if not bound or size == 2 or size > EXACT_GPUS or equal:
+    kinds_of_wires = {*zip(wires.gb_per_s[a, b], wires.through_port[a, b], strict=True)}
+    are_equal = len(kinds_of_wires) == 1 and len({*wires.port_gb_per_s}) == 1
+    if not bound or size == 2 or size > EXACT_GPUS or are_equal:
         return bound
     from scipy.optimize import linprog
 
     starts, ends = _steps(size)
     usable = (wires.gb_per_s[starts, ends] > 0).all(axis=1)
-    rates = np.zeros((size * size + size, usable.sum()))
-    column = np.arange(usable.sum())
+    ring_count, first_port = usable.sum(), size * size  # rows: a wire each, then a port each
+    rates = np.zeros((first_port + size, ring_count))
+    column = np.arange(ring_count)
     for start, end in zip(starts[usable].T, ends[usable].T, strict=True):
-        rates[size * np.minimum(start, end) + np.maximum(start, end), column] += 1
-        rates[size * size + start, column] += wires.through_port[start, end]
-        rates[size * size + end, column] += wires.through_port[start, end]
+        wire = size * np.minimum(start, end) + np.maximum(start, end)
+        rates[wire, column] += 1
+        for port in (first_port + start, first_port + end):
+            rates[port, column] += wires.through_port[start, end]
     limits = np.concatenate((wires.gb_per_s.ravel(), wires.port_gb_per_s))
-    programme = linprog(np.full(usable.sum(), -1.0), A_ub=rates, b_ub=limits)
+    programme = linprog(np.full(ring_count, -1.0), A_ub=rates, b_ub=limits)
     return round(min(-2 * float(programme.fun), bound), DECIMALS)
-
-
-MOST_GPUS = 16  # 12,870 sets of 8
-SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
-REFINED = 16  # sets of a larger machine that are ranked again
-
-Matrix = Sequence[Sequence[float]]
-Members = tuple[int, ...]  # positions of a set's GPUs
-Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is not used
 
 
 @dataclass(frozen=True)
@@ -311,21 +309,21 @@ class Placement:
         if count == 1:
             return "One GPU has no links, so every choice is the same."
         kind = "pair" if count == 2 else f"set of {count} GPUs"
-        brackets = []
+        speeds = []
         for ring in (best, worst):
-            bracket = ""
+            speed = ""
             if ring.bandwidth is not None and ring.bandwidth.shown_gb_per_s is not None:
-                bracket = f" ({ring.bandwidth.describe()})"
-            brackets.append(bracket)
+                speed = f" ({ring.bandwidth.describe()})"
+            speeds.append(speed)
         if best.bandwidth != worst.bandwidth:
             return (
-                f"{best.describe()} is the best {kind}: its rings are the fastest{brackets[0]}; "
-                f"the worst is {worst.describe()}{brackets[1]}."
+                f"{best.describe()} is the best {kind}: its rings are the fastest{speeds[0]}; "
+                f"the worst is {worst.describe()}{speeds[1]}."
             )
         if (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
             return f"Every {kind} of this machine is as good as {best.describe()}."
         return (
-            f"Every {kind} can pack rings of the same bandwidth{brackets[0]}; "
+            f"Every {kind} can pack rings of the same bandwidth{speeds[0]}; "
             f"{best.describe()} has the best ring, {worst.describe()} the worst."
         )
 
@@ -333,8 +331,7 @@ class Placement:
 def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = None) -> Placement:
     """Return the best and the worst set of `count` GPUs, and the worst order of the best.
 
-    `matrix` holds measured GB/s from each GPU (row) to each peer, in the topology's order, else of
-    GPUs 0, 1, …; the slower direction of a pair counts.
+    `matrix` is in the topology's order, else of GPUs 0, 1, …; the slower way of a pair counts.
 
     Raises ValueError: more GPUs than there are or than can be searched, or neither source given.
     """
@@ -356,7 +353,7 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
     best_set, worst_set = _best_and_worst(wires, weights, count)
 
     def ring_of(members: Members, in_worst_order: bool = False) -> Ring:
-        order = [ids[at] for at in ring_order(weights, members, in_worst_order)]
+        order = [ids[position] for position in ring_order(weights, members, in_worst_order)]
         bandwidth = wires.bandwidth(members) if count > 1 else None
         return _ring(topology, matrix, order, bandwidth)
 
@@ -372,7 +369,7 @@ def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
     chosen = sorted(gpus)
     order = ring_order(_weights(topology, None, chosen), range(len(chosen)))
     bandwidth = set_bandwidth(topology, chosen)
-    return _ring(topology, None, [chosen[at] for at in order], bandwidth)
+    return _ring(topology, None, [chosen[position] for position in order], bandwidth)
 
 
 def _weights(topology: Topology | None, matrix: Matrix | None, ids: Sequence[int]) -> Weights:
@@ -383,7 +380,7 @@ def _weights(topology: Topology | None, matrix: Matrix | None, ids: Sequence[int
             weight = min(matrix[i][j], matrix[j][i])
         elif topology is not None:
             weight = quality(topology.link_between(a, b))
-        weights[i][j] = weights[j][i] = round(weight * SCALE)
+        weights[i][j] = weights[j][i] = round(weight * WEIGHT_SCALE)
     return weights
 
 
@@ -401,8 +398,8 @@ def _best_and_worst(wires: MachineWires, weights: Weights, count: int) -> tuple[
     bounds, speeds = {}, {}
     for members in sets:
         bounds[members] = wires.bandwidth(members, quick=True).gb_per_s
-    highest = sorted(sets, key=bounds.__getitem__, reverse=True)[:REFINED]
-    lowest = sorted(sets, key=bounds.__getitem__)[:REFINED]
+    highest = sorted(sets, key=bounds.__getitem__, reverse=True)[:REFINED_SETS]
+    lowest = sorted(sets, key=bounds.__getitem__)[:REFINED_SETS]
     for members in {*highest, *lowest}:
         speeds[members] = wires.bandwidth(members).gb_per_s
     return max(highest, key=speeds.__getitem__), min(lowest, key=speeds.__getitem__)
@@ -454,4 +451,4 @@ def ring_order(weights: Weights, members: Sequence[int], worst: bool = False) ->
         inside.append([weights[a][b] for b in members])
     choose: Callable[..., tuple[int, ...]] = min if worst else max
     order = choose(rings(len(members)), key=lambda ring: ring_value(inside, ring))
-    return [members[at] for at in order]
+    return [members[position] for position in order]
