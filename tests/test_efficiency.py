@@ -17,7 +17,14 @@ from analysis.findings.baselines import (
     Efficiency,
     stated_efficiency,
 )
-from analysis.findings.communication import EXPOSED, HIDDEN, again, rests_on, values_of, with_values
+from analysis.findings.communication import (
+    EXPOSED,
+    HIDDEN,
+    rests_on,
+    values_from_baselines,
+    values_of,
+    with_values,
+)
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine
 from analysis.report.cell_numbers import cell_numbers
@@ -258,9 +265,9 @@ def test_a_record_states_what_verify_computes_again_with_the_noise_of_its_study(
     slowest = own.metrics["throughput/images_per_second"] / 2 / share
     assert min(rates) <= slowest <= max(rates), "without the drift run"
     others = [one for one in known if one.record_id in rests_on(own)]
-    assert len(others) == 6 and again(own, others)[EFFICIENCY] == share
+    assert len(others) == 6 and values_from_baselines(own, others)[EFFICIENCY] == share
     without_noise = dataclasses.replace(own, checks=own.checks | {NOISE: 0.0})
-    assert again(without_noise, others)[EFFICIENCY] > share
+    assert values_from_baselines(without_noise, others)[EFFICIENCY] > share
 
 
 def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_path):

@@ -17,10 +17,10 @@ from analysis.findings.communication import (
     EXPOSED,
     HIDDEN,
     Exposures,
-    again,
     communication,
     not_claimed,
     rests_on,
+    values_from_baselines,
     values_of,
     with_values,
 )
@@ -147,10 +147,12 @@ def test_the_record_names_what_its_values_rest_on_and_verify_finds_an_edited_one
     made = with_values(pair(simulator, 0.8), others)
     assert {EFFICIENCY, EXPOSED, HIDDEN} <= made.metrics.keys()
     assert rests_on(made) == {one.record_id for one in others}
-    assert again(made, others) == {name: made.metrics[name] for name in again(made, others)}
+    assert values_from_baselines(made, others) == {
+        name: made.metrics[name] for name in values_from_baselines(made, others)
+    }
     assert values_of([made, *others])[made.record_id][HIDDEN] == made.metrics[HIDDEN]
     edited = changed(made, metrics=made.metrics | {HIDDEN: 0.95})
-    assert again(edited, others)[HIDDEN] != 0.95
+    assert values_from_baselines(edited, others)[HIDDEN] != 0.95
 
 
 def test_the_waterfall_subtracts_the_same(simulator):

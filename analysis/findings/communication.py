@@ -383,7 +383,7 @@ def rests_on(record: Record) -> set[str]:
     return ids
 
 
-def again(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:
+def values_from_baselines(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:
     """Return the values that the records which a record names give it, whatever the noise was."""
     own = {name: value for name, value in record.metrics.items() if name not in OF_SEVERAL_RECORDS}
     bare = dataclasses.replace(record, metrics=own)

@@ -5,6 +5,7 @@ up again.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.communication import again, rests_on
+from analysis.findings.communication import rests_on, values_from_baselines
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.validity.checks import changed_limits
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
@@ -145,20 +146,19 @@ def verify(study: Path) -> Verification:
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, by_id, result)
         earlier = _ended_before(record, records.values())
-        why, wrong = "", True
         try:
-            again = rebuilt(record, folder, earlier, lambda record: folders[record.record_id])
+            recomputed = rebuilt(record, folder, earlier, lambda record: folders[record.record_id])
         except IncompleteLines as error:
-            why, wrong = str(error), record.state == "finished"
+            is_wrong = record.state == "finished"
+            result.omissions.append(Omission(name, str(error), is_wrong))
         except NotRecomputable as error:
-            why, wrong = str(error), False
+            result.omissions.append(Omission(name, str(error), wrong=False))
         except (OSError, *DAMAGED) as error:
             cause = f"{type(error).__name__}: {error}"
             why = f"its raw files do not hold what Ringside wrote ({cause})"
-        if why:
-            result.omissions.append(Omission(name, why, wrong))
+            result.omissions.append(Omission(name, why, wrong=True))
         else:
-            _compare_values(name, record, again, result)
+            _compare_values(name, record, recomputed, result)
     return result
 
 
@@ -187,13 +187,11 @@ def _check_against_baselines(
     ids = rests_on(record)
     if not ids and not record.raw_sha256:
         return
-    baselines: list[Record] = []
-    for record_id in ids:
-        baselines += by_id.get(record_id, ())
     are_here = ids <= by_id.keys()
     values: Mapping[str, float] = {}
     if ids and are_here:
-        values = again(record, baselines)
+        baselines = itertools.chain(*(by_id[record_id] for record_id in ids))
+        values = values_from_baselines(record, baselines)
     for metric in OF_SEVERAL_RECORDS:
         if metric not in record.metrics:
             continue
@@ -250,25 +248,22 @@ def matches(file: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(file, pattern) for pattern in patterns)
 
 
-def _compare_values(name: str, record: Record, again: Rebuilt, result: Verification) -> None:
+def _compare_values(name: str, record: Record, rebuild: Rebuilt, result: Verification) -> None:
     result.recomputed += 1
-    result.not_compared.update(again.unknown)
+    result.not_compared.update(rebuild.unknown)
     # until 2026-11-23 some ranks measured several cells
     has_shared_ranks = "pool" in set().union(*record.ranks)
-    for part in again.parts:
+    for part in rebuild.parts:
         # a second is less than the tolerance of a time since 1970
         tolerance = 0.0 if part == "started_at" else TOLERANCE
         recorded = dict(leaves(getattr(record, part)))
-        recomputed = dict(leaves(getattr(again.record, part)))
+        recomputed = dict(leaves(getattr(rebuild.record, part)))
         for key in {**recomputed, **recorded}:
             label = f"{part} {key}".strip()
-            entry = key
-            if part != "validity":
-                entry = key.partition(".")[0]
+            entry = key if part == "validity" else key.partition(".")[0]
             is_younger = since(part, entry) > record.schema_version
-            if is_younger and key not in recorded:
-                continue
-            if has_shared_ranks and label.startswith(OF_SHARED_RANKS):
+            is_of_shared_ranks = has_shared_ranks and label.startswith(OF_SHARED_RANKS)
+            if is_of_shared_ranks or (is_younger and key not in recorded):
                 continue
             before, now = recorded.get(key, ABSENT), recomputed.get(key, ABSENT)
             is_sentence = SENTENCE.fullmatch(label) and ABSENT not in (before, now)
@@ -348,8 +343,8 @@ class QuickCheck:
         return dataclasses.replace(record, validity=validity)
 
     def _reasons(self, record: Record, folder: CellFolder) -> Iterator[str]:
-        has_samples = record.state == "finished" and bool(record.raw_sha256)
-        has_samples = has_samples and folder.rank_lines(0).parent.is_dir()
+        names_samples = record.state == "finished" and bool(record.raw_sha256)
+        has_samples = names_samples and folder.rank_lines(0).parent.is_dir()
         is_compared = has_samples and self._files < MOST_FILES and self._bytes < MOST_BYTES
         self.with_samples += has_samples
         self.compared += is_compared
@@ -378,10 +373,10 @@ class QuickCheck:
         if "throughput/seconds" not in metrics or "throughput/images" not in metrics:
             return
         # images and seconds of the timed windows, added up again
-        ranks, images, longest_ms = record.cell.world_size, 0, 0.0
+        ranks, images, slowest_rank_ms = record.cell.world_size, 0, 0.0
         try:
             for rank in range(ranks):
-                sums_ms = []
+                windows_ms = []
                 with open_raw(folder.rank_lines(rank)) as file:
                     for text in file:
                         if b'"timed"' not in text:
@@ -389,12 +384,12 @@ class QuickCheck:
                         line = read_line(text)
                         if line and "ms" in line:
                             images += int(line["images"])
-                            sums_ms.append(math.fsum(line["ms"]))
-                longest_ms = max(longest_ms, math.fsum(sums_ms))
+                            windows_ms.append(math.fsum(line["ms"]))
+                slowest_rank_ms = max(slowest_rank_ms, math.fsum(windows_ms))
         except (*DAMAGED_FILE, TypeError, ValueError, KeyError):
             yield f"the lines of its {ranks} ranks cannot be read"
             return
-        sums = {"throughput/images": float(images), "throughput/seconds": longest_ms / 1e3}
+        sums = {"throughput/images": float(images), "throughput/seconds": slowest_rank_ms / 1e3}
         for name, value in sums.items():
             if not same(metrics[name], value):
                 yield f"{name} is {metrics[name]:g}, and {value:g} by the lines of the ranks"
