@@ -18,7 +18,14 @@ from analysis.native.p2p import parse_bandwidths
 from analysis.report.numbers import NumberFormat
 from analysis.report.table import Column, Table
 from analysis.text import count
-from analysis.topology.model import Device, count_classes, describe_counts, is_known, nvlink_count
+from analysis.topology.model import (
+    Device,
+    Topology,
+    count_classes,
+    describe_counts,
+    is_known,
+    nvlink_count,
+)
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import EXACT_GPUS, MachineWires, choose_gpus
 from analysis.topology.readers import read_topology
@@ -91,41 +98,22 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(topology.to_json()))
         return
-    labels: dict[Device, str] = {}
-    for gpu in topology.gpus:
-        labels[gpu] = f"GPU{gpu}"
-    for nic in topology.nics:
-        labels[nic] = nic
-    columns = [Column("device", "")]
-    for label in labels.values():
-        columns.append(Column(label, label))
-    rows = []
-    near: dict[str, list[str]] = {}
-    for device, label in labels.items():
-        row: dict[str, Any] = {"device": label, label: "X"}
-        for peer, peer_label in labels.items():
-            if peer != device:
-                row[peer_label] = topology.link_between(device, peer)
-        if isinstance(device, int):
-            facts = topology.gpu(device)
-            words = []
-            if facts.cpu_affinity:
-                words.append(f"CPU affinity {facts.cpu_affinity}")
-            if facts.numa_affinity:
-                words.append(f"NUMA node {facts.numa_affinity}")
-            if words:
-                near.setdefault(", ".join(words), []).append(label)
-        rows.append(row)
+    print_table(_link_table(topology))
     out = console()
-    print_table(Table.of("", f"topology ({topology.source})", columns, rows))
-    for where, gpus in near.items():
-        out.print(f"{where}: {', '.join(gpus)}")
-    pairs_of: dict[str, list[tuple[int, int]]] = {}
-    for a, b in combinations(topology.gpus, 2):
-        pairs_of.setdefault(topology.link_between(a, b), []).append((a, b))
-    for word in count_classes(pairs_of):
-        pairs = pairs_of[word]
-        line = f"{word}: {count(len(pairs), 'pair')} of GPUs"
+    gpus_near: dict[str, list[str]] = {}
+    for gpu in topology.devices:
+        near = []
+        if gpu.cpu_affinity:
+            near.append(f"CPU affinity {gpu.cpu_affinity}")
+        if gpu.numa_affinity:
+            near.append(f"NUMA node {gpu.numa_affinity}")
+        gpus_near.setdefault(", ".join(near), []).append(f"GPU{gpu.index}")
+    for where, gpus in gpus_near.items():
+        if where:
+            out.print(f"{where}: {', '.join(gpus)}")
+    pairs = combinations(topology.gpus, 2)
+    for word, number in count_classes(topology.link_between(a, b) for a, b in pairs).items():
+        line = f"{word}: {count(number, 'pair')} of GPUs"
         links, speed = nvlink_count(word), topology.devices[0].nvlink_gb_per_s
         if links and speed:
             line += f", {links * speed:.1f} GB/s nominal, one way"
@@ -135,6 +123,20 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     out.print(NVSWITCH[topology.nvswitch])
     if arguments.svg is not None:
         print(f"drawn: {arguments.svg}")
+
+
+def _link_table(topology: Topology) -> Table:
+    labels: dict[Device, str] = {gpu: f"GPU{gpu}" for gpu in topology.gpus}
+    labels |= {nic: nic for nic in topology.nics}
+    columns = [Column("device", ""), *[Column(label, label) for label in labels.values()]]
+    rows = []
+    for device, label in labels.items():
+        row: dict[str, Any] = {"device": label, label: "X"}
+        for peer, peer_label in labels.items():
+            if peer != device:
+                row[peer_label] = topology.link_between(device, peer)
+        rows.append(row)
+    return Table.of("", f"topology ({topology.source})", columns, rows)
 
 
 def _run_subsets(arguments: argparse.Namespace) -> None:
@@ -181,15 +183,11 @@ def _run_place(arguments: argparse.Namespace) -> None:
         topology = None
     placement = choose_gpus(topology, arguments.gpus, measured)
     if arguments.json:
-        content: dict[str, object] = {}
-        for name, ring in placement.rings().items():
-            content[name] = ring.to_json()
-        print(json.dumps({**content, "reason": placement.reason}))
+        rings = {name: ring.to_json() for name, ring in placement.rings().items()}
+        print(json.dumps({**rings, "reason": placement.reason}))
         return
     is_measured = placement.best.slowest_gb_per_s is not None
-    columns = list(RINGS)
-    if not is_measured:
-        columns = columns[:4]
+    columns = RINGS if is_measured else RINGS[:4]
     rows = []
     for name, ring in placement.rings().items():
         row: dict[str, Any] = {

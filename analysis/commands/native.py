@@ -8,7 +8,7 @@ communication time goes in a trace.
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +167,12 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
         if text:
             facts.append({"fact": name, "text": text})
     _print_table("NCCL log", FACTS, facts)
-    pairs: dict[str, list[str]] = {}
+    pairs_of: dict[str, list[str]] = {}
     for pair, words in log.transports.items():
-        pairs.setdefault(" + ".join(words), []).append(pair)
+        pairs_of.setdefault(" + ".join(words), []).append(pair)
     rows = []
-    for transport in sorted(pairs):
-        between = pairs[transport]
-        row = {"connections": len(between), "between": ", ".join(between)}
+    for transport, pairs in sorted(pairs_of.items()):
+        row = {"connections": len(pairs), "between": ", ".join(pairs)}
         rows.append({"transport": transport, **row})
     _print_table("transports (rank->rank)", TRANSPORTS, rows)
     if not rows:
@@ -206,15 +205,12 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
     nics = [f"{name} of {count(ranks, 'rank')}" for name, ranks in sorted(users.items())]
     settings = [f"{name}={value}" for name, value in log.settings.items()]
     conflicts = [f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items()]
-    ranks = "not said"
-    if log.nranks is not None:
-        ranks = str(log.nranks)
     hosts = ""
     if log.nodes is not None and log.nodes > 1:
         hosts = str(log.nodes)
     return {
         "version": log.version or "not said",
-        "ranks": ranks,
+        "ranks": "not said" if log.nranks is None else str(log.nranks),
         "GPU of rank": ", ".join(gpus),
         "channels": channels,
         "settings": ", ".join(settings) or "none announced",
@@ -237,9 +233,10 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         return
     out = console()
     for file, nccl_run in runs:
-        facts = [nccl_run.collective or "collective not said", "ranks not said"]
+        ranks = "ranks not said"
         if nccl_run.ranks is not None:
-            facts[1] = count(nccl_run.ranks, "rank")
+            ranks = count(nccl_run.ranks, "rank")
+        facts = [nccl_run.collective or "collective not said", ranks]
         for gpu in nccl_run.devices:
             if gpu.get("name") and str(gpu["name"]) not in facts:
                 facts.append(str(gpu["name"]))
@@ -251,10 +248,9 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         rows = []
         for row in nccl_run.rows:
             values = dict(row)
-            for side in ("out_of_place", "in_place"):
-                numbers: Mapping[str, Any] = row[side] or {}
-                for key, value in numbers.items():
-                    values[f"{side} {key}"] = value
+            for placement in ("out_of_place", "in_place"):
+                for key, value in (row[placement] or {}).items():
+                    values[f"{placement} {key}"] = value
             rows.append(values)
         _print_table("", NCCL_TESTS, rows)
         average = mean = "not printed"
@@ -262,7 +258,7 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
             average = f"{nccl_run.avg_busbw:g} GB/s"
         if nccl_run.mean_busbw is not None:
             mean = f"{nccl_run.mean_busbw:.4f} GB/s"
-        present = " that are there" * bool(nccl_run.rows_missing)
+        present = " that are there" if nccl_run.rows_missing else ""
         out.print(
             f"columns: out of place, then in place. avg busbw: {average}; "
             f"mean of the rows{present}: {mean}"
@@ -288,28 +284,25 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
         for gpu, device in sorted(matrices.devices.items()):
             out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
         if matrices.access:
-            refused = {(min(a, b), max(a, b)) for (a, b), can in matrices.access.items() if not can}
+            refused = {tuple(sorted(pair)) for pair, can in matrices.access.items() if not can}
             line = "every pair has peer access"
             if refused:
                 line = f"no peer access: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
             print_text(escape(line))
         for name, gpus in matrices.ids.items():
-            unit = "GB/s"
-            if name.startswith("latency"):
-                unit = "µs"
+            unit = "µs" if name.startswith("latency") else "GB/s"
             # A table's own title is cut to its width.
             out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
-            columns = [Column("row", "")]
-            for gpu in gpus:
-                columns.append(Column(str(gpu), str(gpu), kind=TWO))
+            columns = [Column("source", "")]
+            columns += [Column(str(gpu), str(gpu), kind=TWO) for gpu in gpus]
             entries, rows = matrices.entries[name], []
-            for row in gpus:
-                values: dict[str, Any] = {"row": str(row)}
-                for gpu in gpus:
-                    if (row, gpu) in entries:
-                        values[str(gpu)] = entries[row, gpu]
-                if len(values) > 1:
-                    rows.append(values)
+            for source in gpus:
+                row: dict[str, Any] = {"source": str(source)}
+                for target in gpus:
+                    if (source, target) in entries:
+                        row[str(target)] = entries[source, target]
+                if len(row) > 1:
+                    rows.append(row)
             _print_table("", columns, rows)
         _print_notes("note", matrices.notes)
 
@@ -333,17 +326,17 @@ def _run_trace(arguments: argparse.Namespace) -> None:
         return
     ranks, collectives, copies = [], [], []
     for rank in summary.ranks:
-        name = {"rank": str(rank.rank)}
-        facts = {**vars(rank), **name, "ran_on": "the host"}
+        number = {"rank": str(rank.rank)}
+        facts = {**vars(rank), **number, "ran_on": "the host"}
         if rank.device is not None:
             facts["ran_on"] = f"GPU {rank.device}"
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
             facts[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
         ranks.append(facts)
         for collective in rank.nccl:
-            collectives.append({**collective, **name})
+            collectives.append({**collective, **number})
         for copy in rank.memcpy:
-            copies.append({**copy, **name})
+            copies.append({**copy, **number})
     across = []
     for row in summary.collectives:
         title = row["name"]
