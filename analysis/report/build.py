@@ -12,6 +12,7 @@ The same records give the same bytes. The report names what a study cannot answe
 
 import contextlib
 import hashlib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -119,26 +120,24 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
     """
     with gc_paused():
         check = QuickCheck()
-        sides = []
-        for of_folder in open_inputs(asked, check.marked):
-            sides += of_folder
-        names, records = [], []
+        sides = [*itertools.chain(*open_inputs(asked, check.marked))]
+        records = []
         for side in sides:
-            names.append(side.name)
             for record in (*side.study.records, *side.study.replaced):
                 records.append(replace(record, study=side.name))
+        names = [side.name for side in sides]
         if len(names) > MOST_NAMES:
-            names = [each.label or each.folder.resolve().name for each in asked]
+            names = [path.label or path.folder.resolve().name for path in asked]
         study = replace(
             Study.of(records, by_study=True),
             name=single_line(join_words([*short_names(names).values()]), 200),
             compared=check.sentence(),
         )
         compared = {side.name: differences(sides[:1], [side]) for side in sides[1:]}
-        facts, _ = differing(sides)
-        for position, of_cells in enumerate(compared.values(), 1):
-            for name, (of_first, of_side) in of_cells.facts.items():
-                facts.setdefault(name, [of_first] * len(sides))[position] = of_side
+        facts, _ = differing(sides)  # a value for each study
+        for position, against_first in enumerate(compared.values(), 1):
+            for name, (first_value, value) in against_first.facts.items():
+                facts.setdefault(name, [first_value] * len(sides))[position] = value
         between = studies(facts, sides, compared).in_words_of(study)
         findings = findings_of(study)
         content = report_of(study, findings, width)
@@ -150,26 +149,25 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
     for section in (*maps, between):
         finding += section.finding
     finding += content.finding
-    if maps:
-        answer = None  # the map is
-    if content.answer and answer:
-        before = replace(content.answer, on_page=(content.answer.svg, *content.answer.on_page[1:]))
-        rest.append(Section("scaling", "Configurations", figures=(before,)))
-    sections = tuple(joined_by_anchor([*maps, between, *rest]))
-    if answer:
+    if answer and not maps:  # a map is the answer itself
+        if content.answer:
+            on_page = (content.answer.svg, *content.answer.on_page[1:])
+            usual_answer = replace(content.answer, on_page=on_page)
+            rest.append(Section("scaling", "Configurations", figures=(usual_answer,)))
         content = replace(content, answer=answer)
+    sections = tuple(joined_by_anchor([*maps, between, *rest]))
     return replace(content, finding=tuple(finding[:SENTENCES]), sections=sections), findings
 
 
 def default_folder(asked: Sequence[StudyPath]) -> Path:
     """Return where the report of several studies is written: beside the first of them."""
     folders = []
-    for each in asked:
-        folders += [folder.resolve() for folder in studies_in(each.folder)]
+    for path in asked:
+        folders += [folder.resolve() for folder in studies_in(path.folder)]
     first = asked[0].folder.resolve()
     parent = first.parent if folders[0] == first else first
     digest = hashlib.sha256("\n".join(map(str, folders)).encode()).hexdigest()[:6]
-    names = "-".join(each.folder.resolve().name for each in asked[:MOST_NAMES])
+    names = "-".join(path.folder.resolve().name for path in asked[:MOST_NAMES])
     return parent / f"report-{names}-{digest}"
 
 
@@ -192,15 +190,15 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
         if width == ON_PAGE:
             sections = list(map(Section.for_phones, sections))
     finding = tuple(sentences(study, findings, of_benchmarks))
-    if sections and sections[0].anchor == "question":
+    first = sections[0] if sections else Section("", "")
+    if first.anchor == "question":
         finding = tuple(line for line in finding if not line.startswith(RANKING))
-        finding = (*sections[0].lines[:2], *finding)
-    if sections and sections[0].anchor == "rehearsal":
-        finding = sections[0].finding
-    words = words_of(study)
+        finding = (*first.lines[:2], *finding)
+    elif first.anchor == "rehearsal":
+        finding = first.finding
     if answer is not None:
-        answer = replace(answer, caption=words(answer.caption))
-    doubtful = [record.validity.verdict == "suspect" for record in study.usable]
+        answer = replace(answer, caption=words_of(study)(answer.caption))
+    verdicts = {record.validity.verdict for record in study.usable}
     return Report(
         single_line(study.name),
         setting(study),
@@ -209,7 +207,7 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
         tuple(joined_by_anchor(section.in_words_of(study) for section in sections)),
         limits_sentence(study),
         verdict_line(study),
-        main.point.suspect if main is not None else bool(doubtful) and all(doubtful),
+        main.point.suspect if main is not None else verdicts == {"suspect"},
         answer,
         methods(study, findings),
     )
@@ -269,6 +267,8 @@ def verdict_line(study: Study) -> str:
         verdicts[verdict] += 1
         if verdict in codes:
             codes[verdict] |= dict.fromkeys(serious(record.validity))
+    if not study.records:
+        return ""
     runs = len(study.records)
     if REHEARSAL in verdicts:
         return "a rehearsal: no rate was measured"
@@ -279,10 +279,10 @@ def verdict_line(study: Study) -> str:
     line = f"✗ {', '.join(words)}"
     if len(words) == 1:
         line = f"✗ {count(runs, 'run')} {next(iter(verdicts))}"
-    named = list(codes["invalid"] | codes["suspect"])
-    if named:
-        line += f": {join_words(named, MOST_NAMES)}"
-    return single_line(line, 300) if study.records else ""
+    against = list(codes["invalid"] | codes["suspect"])
+    if against:
+        line += f": {join_words(against, MOST_NAMES)}"
+    return single_line(line, 300)
 
 
 def limits_sentence(study: Study) -> str:

@@ -4,6 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from analysis.findings.communication import (
@@ -49,6 +50,7 @@ MOST_SOURCES = 4  # cells that show a noise floor; of more the number is given
 VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")}
 VERDICT_WORDS = {NO_DIFFERENCE: "not significant", "": "not tested"}
 MOST_MATRICES = 2
+WIDTH = itemgetter("width")  # of a noise floor
 
 
 def strategies(study: Study, findings: Findings) -> Section | None:
@@ -248,20 +250,16 @@ def _groups(findings: Findings) -> list[list[Comparison]]:
     """
     groups: dict[Any, list[Comparison]] = defaultdict(list)
     for pair in findings.comparisons:
-        rest = []
-        for name, value in pair.first_key.items():
-            if name not in pair.differing:
-                rest.append((name, value))
-        groups[pair.asked, pair.rate, pair.gpus, frozenset(rest)].append(pair)
+        same = {name: value for name, value in pair.first_key.items() if name not in pair.differing}
+        groups[pair.asked, pair.rate, pair.gpus, frozenset(same.items())].append(pair)
     ordered = []
     for group in groups.values():
-        default = group[0].first_key
+        keys = []
         for pair in group:
-            for key in (pair.first_key, pair.second_key):
-                if DEFAULTS.items() <= key.items() and not DEFAULTS.items() <= default.items():
-                    default = key
-        against = [pair.swapped() if pair.second_key == default else pair for pair in group]
-        ordered.append(sorted(against, key=lambda pair: pair.first_key != default))
+            keys += [pair.first_key, pair.second_key]
+        baseline = next((key for key in keys if DEFAULTS.items() <= key.items()), keys[0])
+        against = [pair.swapped() if pair.second_key == baseline else pair for pair in group]
+        ordered.append(sorted(against, key=lambda pair: pair.first_key != baseline))
     return ordered
 
 
@@ -344,36 +342,19 @@ def noise(study: Study, findings: Findings) -> Section | None:
     rows: list[dict[str, Any]] = []
     rates = [rate.metric for rate in study.rates]
     for metric in dict.fromkeys([*rates, COST, EXCHANGE_MS]):
-        repeated = repeated_cells(study, metric)
-        of_metric: dict[tuple[FloorGroup, str], dict[str, Any]] = {}
-        for runs in study.runs:
-            floor = runs.floor(metric)
-            if floor is None or not runs.values(metric):
-                continue
-            row = floor_row(runs, metric, floor)
-            key = runs.group, floor.name
-            if key not in of_metric or row["width"] > of_metric[key]["width"]:
-                sources = floor.lenders or (runs.group,)
-                cells: list[str] = []
-                for group in sources:
-                    cells += repeated[group]
-                if runs.suspect:
-                    cells = [f"{label(study, runs)} on {gpu_list(runs.gpus)}, suspect"]
-                row["source"] = join_words(cells, MOST_SOURCES) or "other studies"
-                of_metric[key] = row
-        rows += [row for _, row in sorted(of_metric.items())]
+        rows += floor_rows(study, metric)
     if not rows:
         return None
-    first = [row for row in rows if row["metric"] == rows[0]["metric"]]
-    first.sort(key=lambda row: row["width"])
-    sizes = []
-    for row in (first[0], first[-1]):
-        size = number(row["half_share"], "part")
+    main_metric = rows[0]["metric"]
+    by_width = sorted((row for row in rows if row["metric"] == main_metric), key=WIDTH)
+    widths = []
+    for row in (by_width[0], by_width[-1]):
+        width = number(row["half_share"], "part")
         if row["half_share"] is None:
-            size = f"{number(row['half'])} {row['unit']}"
-        sizes.append(size)
-    line = f"Run-to-run variation (95 %) of {first[0]['metric']}: ±"
-    line += f"{' to '.join(dict.fromkeys(sizes))}, estimated from repeated runs."
+            width = f"{number(row['half'])} {row['unit']}"
+        widths.append(width)
+    line = f"Run-to-run variation (95 %) of {main_metric}: ±"
+    line += f"{' to '.join(dict.fromkeys(widths))}, estimated from repeated runs."
 
     def differing(kind: str, **headings: str) -> Iterator[Column]:
         for column in columns_of(kind, **headings):
@@ -398,6 +379,27 @@ def noise(study: Study, findings: Findings) -> Section | None:
         rows,
     )
     return Section("noise", "Run-to-run variation", (single_line(line, 600),), tables=(table,))
+
+
+def floor_rows(study: Study, metric: str) -> list[dict[str, Any]]:
+    """Return a row for each noise floor of a metric, the widest of its group, with its sources."""
+    repeated = repeated_cells(study, metric)
+    widest: dict[tuple[FloorGroup, str], dict[str, Any]] = {}
+    for runs in study.runs:
+        floor = runs.floor(metric)
+        if floor is None or not runs.values(metric):
+            continue
+        row, key = floor_row(runs, metric, floor), (runs.group, floor.name)
+        if key in widest and row["width"] <= widest[key]["width"]:
+            continue
+        cells: list[str] = []
+        for group in floor.lenders or (runs.group,):
+            cells += repeated[group]
+        if runs.suspect:
+            cells = [f"{label(study, runs)} on {gpu_list(runs.gpus)}, suspect"]
+        row["source"] = join_words(cells, MOST_SOURCES) or "other studies"
+        widest[key] = row
+    return [widest[key] for key in sorted(widest)]
 
 
 def repeated_cells(study: Study, metric: str) -> dict[FloorGroup, list[str]]:
