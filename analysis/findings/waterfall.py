@@ -38,17 +38,24 @@ from benchmarks.record import Record, finite
 from benchmarks.timing.statistics import ERROR_OF_MEDIAN
 from conf.cell import Member
 
+# Names of parts.
+SPREAD, OVERHEAD = "spread between GPUs", "strategy overhead on one GPU"
+CLOCKS = "other clocks than alone"
+CONTENTION, WAITING = "contention", "waiting for a peer"
 COMMUNICATION = "exposed communication"
 INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"  # together all of it
 TAIL = "exchange after the last gradient"
 SLOWED = "backward slowed by the exchange"
 REST = "exposed, not explained"
+# What qualifies a part, or why it is not known.
+AT_MOST = "upper bound, if the whole step slowed down with the clock; not significant"
 UNSEEN = "no step was traced (benchmark.calibrate=timeline traces some)"
 UNSEEN_ALONE = "no GPU's steps were traced alone"
 UNSPLIT = (
     "no host was measured alone with all its GPUs: what is lost inside hosts and between them is "
     "not told apart"
 )
+WAIT = "trace/wait_ms_per_step"
 QUARTILES = 1.349  # between those of normal values, in standard deviations
 
 
@@ -58,153 +65,6 @@ class LossPart(NamedTuple):
     name: str
     step: Step | None  # None: not known
     why: str = ""  # it is not known, or what qualifies it
-
-
-class Time(NamedTuple):
-    """A time in ms with its standard error."""
-
-    ms: float
-    error: float
-
-    def minus(self, earlier: "Time") -> "Time":
-        """Return the time since another one."""
-        return Time(self.ms - earlier.ms, math.hypot(self.error, earlier.error))
-
-
-def split_by_hosts(
-    runs: Runs, parts: Sequence[LossPart], hosts: Mapping[Member, Runs], alone: Step | None
-) -> Sequence[LossPart]:
-    """Return the parts with the communication of several hosts split into inside and between.
-
-    Inside is what the strategy costs on a host alone with all its GPUs, the mean over the hosts,
-    without what it costs on one GPU.
-    """
-    (_, exposed, why), *rest = parts
-    if exposed is None:
-        return parts
-    if len(runs.cell.gpus) == 1:
-        return [LossPart(BETWEEN, exposed, why), *rest]
-    costs = []
-    for of_host in hosts.values():
-        cost = of_host.step(COST)
-        if cost is not None:
-            costs.append(cost)
-    inside = mean_step(costs)
-    if inside is None or len(costs) < len(hosts):
-        return [LossPart(COMMUNICATION, exposed, _joined(why, UNSPLIT)), *rest]
-    if alone:
-        inside = inside - alone
-    return [LossPart(INSIDE, inside, why), LossPart(BETWEEN, exposed - inside), *rest]
-
-
-def split_by_timeline(
-    parts: Sequence[LossPart], runs: Runs, alone: Mapping[Member, Runs]
-) -> Sequence[LossPart]:
-    """Return the parts with the exposed one split by observed steps, else with the reason."""
-    (name, exposed, why), *rest = parts
-    if exposed is None:
-        return parts
-    together = _timeline_steps(runs)
-    tails_alone, slowed_alone = [], []
-    for member in alone.values():
-        of_member = _timeline_steps(member)
-        if of_member:
-            tails_alone.append(of_member[TAIL])
-            slowed_alone.append(of_member[SLOWED])
-    mean_tail, mean_slowed = mean_step(tails_alone), mean_step(slowed_alone)
-    if not together or mean_tail is None or mean_slowed is None:
-        reason = UNSEEN_ALONE
-        if not together:
-            reason = _why_unseen(runs.records[0])
-        return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
-    tail, slowed = together[TAIL] - mean_tail, together[SLOWED] - mean_slowed
-    unexplained = LossPart(REST, exposed - tail - slowed)
-    return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
-
-
-def _why_unseen(record: Record) -> str:
-    for row in _timeline_rows(record).values():
-        for reason in row.get("unknown", {}).values():
-            return str(reason)
-    return UNSEEN
-
-
-def _joined(*reasons: str) -> str:
-    return "; ".join(filter(None, reasons))
-
-
-def _timeline_steps(runs: Runs) -> dict[str, Step]:
-    """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
-    without steps with the exchange and without it.
-    """
-    observed: dict[str, list[Time]] = {TAIL: [], SLOWED: []}
-    for record in runs.records:
-        times = _timeline_times(record)
-        if times is not None:
-            for name, time in zip(observed, times, strict=True):
-                observed[name].append(time)
-    steps = {}
-    for index, (name, times_of_runs) in enumerate(observed.items()):
-        if not times_of_runs:
-            return {}
-        values, errors = zip(*times_of_runs, strict=True)
-        deviation = statistics.median(errors)
-        if len(values) > 1:  # the larger of the scatter inside runs and of that between them
-            deviation = max(deviation, statistics.stdev(values))
-        median, seed = statistics.median(values), f"{index} moments {runs.records[0].record_id}"
-        steps[name] = Step(median, draws_of_median(median, deviation, len(values), seed))
-    return steps
-
-
-def _timeline_times(record: Record) -> tuple[Time, Time] | None:
-    """Return how much longer tail and backward take, on the rank with the shortest tail."""
-    rows = _timeline_rows(record)
-    of_ranks = []
-    for rank in range(record.cell.world_size):
-        without = _gradient_and_exchange(rows.get((rank, False)))
-        with_exchange = _gradient_and_exchange(rows.get((rank, True)))
-        if without is None or with_exchange is None:
-            return None
-        gradient_later, exchange_later = map(Time.minus, with_exchange, without)
-        of_ranks.append((exchange_later.minus(gradient_later), gradient_later))
-    return min(of_ranks)
-
-
-def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
-    """Return when the last gradient is there, and when the exchange has ended."""
-    if row is None:
-        return None
-    ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms", ())
-    steps = row.get("steps")
-    if not steps or not ready or len(spreads) != len(ready):
-        return None
-    moments = [*ready, row.get("exchange_ms"), row.get("update_ms")]
-    spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
-    error_per_spread = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
-    times = []
-    for moment, spread in zip(moments, spreads, strict=True):
-        at_ms, spread_ms = finite(moment), finite(spread)
-        if at_ms is None or spread_ms is None:
-            return None
-        times.append(Time(at_ms, spread_ms * error_per_spread))
-    *gradients, exchange, _ = times
-    return max(gradients), exchange
-
-
-def _timeline_rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
-    """Return {(rank, with exchange): row} of a record's timeline."""
-    rows = {}
-    for row in record.tables.get("timeline", {}).get("rows", ()):
-        if "rank" in row:
-            rows[row["rank"], bool(row.get("exchange"))] = row
-    return rows
-
-
-CLOCKS = "other clocks than alone"
-AT_MOST = "upper bound, if the whole step slowed down with the clock; not significant"
-WAIT = "trace/wait_ms_per_step"
-SPREAD, OVERHEAD = "spread between GPUs", "strategy overhead on one GPU"
-CONTENTION, WAITING = "contention", "waiting for a peer"
 
 
 @dataclass(frozen=True)
@@ -431,14 +291,6 @@ def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
     )
 
 
-def _step(log_rate: float, draws: Draws | None, images: int) -> Step:
-    """Return the step in which so many images are trained at a rate; draws of it where known."""
-    ms = images * 1e3  # at one image per second
-    if draws is None:
-        return Step(ms / math.exp(log_rate), None)
-    return Step(ms / math.exp(log_rate), ms / np.exp(draws))
-
-
 def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
     runs, step_so_far = subset.runs, subset.slowest
     assert runs.log_rate is not None
@@ -485,6 +337,154 @@ def _images_between(images: int, before: Step, after: Step, degrees: float) -> E
         shorter = np.maximum(before.draws, before.ms / WIDEST)
         draws = per_ms / shorter - per_ms / longer
     return next_run(per_ms / before.ms - per_ms / after.ms, draws, degrees)
+
+
+def _step(log_rate: float, draws: Draws | None, images: int) -> Step:
+    """Return the step in which so many images are trained at a rate; draws of it where known."""
+    ms = images * 1e3  # at one image per second
+    if draws is None:
+        return Step(ms / math.exp(log_rate), None)
+    return Step(ms / math.exp(log_rate), ms / np.exp(draws))
+
+
+def split_by_hosts(
+    runs: Runs, parts: Sequence[LossPart], hosts: Mapping[Member, Runs], alone: Step | None
+) -> Sequence[LossPart]:
+    """Return the parts with the communication of several hosts split into inside and between.
+
+    Inside is what the strategy costs on a host alone with all its GPUs, the mean over the hosts,
+    without what it costs on one GPU.
+    """
+    (_, exposed, why), *rest = parts
+    if exposed is None:
+        return parts
+    if len(runs.cell.gpus) == 1:
+        return [LossPart(BETWEEN, exposed, why), *rest]
+    costs = []
+    for of_host in hosts.values():
+        cost = of_host.step(COST)
+        if cost is not None:
+            costs.append(cost)
+    inside = mean_step(costs)
+    if inside is None or len(costs) < len(hosts):
+        return [LossPart(COMMUNICATION, exposed, _joined(why, UNSPLIT)), *rest]
+    if alone:
+        inside = inside - alone
+    return [LossPart(INSIDE, inside, why), LossPart(BETWEEN, exposed - inside), *rest]
+
+
+def split_by_timeline(
+    parts: Sequence[LossPart], runs: Runs, alone: Mapping[Member, Runs]
+) -> Sequence[LossPart]:
+    """Return the parts with the exposed one split by observed steps, else with the reason."""
+    (name, exposed, why), *rest = parts
+    if exposed is None:
+        return parts
+    together = _timeline_steps(runs)
+    tails_alone, slowed_alone = [], []
+    for member in alone.values():
+        of_member = _timeline_steps(member)
+        if of_member:
+            tails_alone.append(of_member[TAIL])
+            slowed_alone.append(of_member[SLOWED])
+    mean_tail, mean_slowed = mean_step(tails_alone), mean_step(slowed_alone)
+    if not together or mean_tail is None or mean_slowed is None:
+        reason = UNSEEN_ALONE
+        if not together:
+            reason = _why_unseen(runs.records[0])
+        return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
+    tail, slowed = together[TAIL] - mean_tail, together[SLOWED] - mean_slowed
+    unexplained = LossPart(REST, exposed - tail - slowed)
+    return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
+
+
+def _why_unseen(record: Record) -> str:
+    for row in _timeline_rows(record).values():
+        for reason in row.get("unknown", {}).values():
+            return str(reason)
+    return UNSEEN
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
+class Time(NamedTuple):
+    """A time in ms with its standard error."""
+
+    ms: float
+    error: float
+
+    def minus(self, earlier: "Time") -> "Time":
+        """Return the time since another one."""
+        return Time(self.ms - earlier.ms, math.hypot(self.error, earlier.error))
+
+
+def _timeline_steps(runs: Runs) -> dict[str, Step]:
+    """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
+    without steps with the exchange and without it.
+    """
+    observed: dict[str, list[Time]] = {TAIL: [], SLOWED: []}
+    for record in runs.records:
+        times = _timeline_times(record)
+        if times is not None:
+            for name, time in zip(observed, times, strict=True):
+                observed[name].append(time)
+    steps = {}
+    for index, (name, times_of_runs) in enumerate(observed.items()):
+        if not times_of_runs:
+            return {}
+        values, errors = zip(*times_of_runs, strict=True)
+        deviation = statistics.median(errors)
+        if len(values) > 1:  # the larger of the scatter inside runs and of that between them
+            deviation = max(deviation, statistics.stdev(values))
+        median, seed = statistics.median(values), f"{index} moments {runs.records[0].record_id}"
+        steps[name] = Step(median, draws_of_median(median, deviation, len(values), seed))
+    return steps
+
+
+def _timeline_times(record: Record) -> tuple[Time, Time] | None:
+    """Return how much longer tail and backward take, on the rank with the shortest tail."""
+    rows = _timeline_rows(record)
+    of_ranks = []
+    for rank in range(record.cell.world_size):
+        without = _gradient_and_exchange(rows.get((rank, False)))
+        with_exchange = _gradient_and_exchange(rows.get((rank, True)))
+        if without is None or with_exchange is None:
+            return None
+        gradient_later, exchange_later = map(Time.minus, with_exchange, without)
+        of_ranks.append((exchange_later.minus(gradient_later), gradient_later))
+    return min(of_ranks)
+
+
+def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
+    """Return when the last gradient is there, and when the exchange has ended."""
+    if row is None:
+        return None
+    ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms", ())
+    steps = row.get("steps")
+    if not steps or not ready or len(spreads) != len(ready):
+        return None
+    moments = [*ready, row.get("exchange_ms"), row.get("update_ms")]
+    spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
+    error_per_spread = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
+    times = []
+    for moment, spread in zip(moments, spreads, strict=True):
+        at_ms, spread_ms = finite(moment), finite(spread)
+        if at_ms is None or spread_ms is None:
+            return None
+        times.append(Time(at_ms, spread_ms * error_per_spread))
+    *gradients, exchange, _ = times
+    return max(gradients), exchange
+
+
+def _timeline_rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
+    """Return {(rank, with exchange): row} of a record's timeline."""
+    rows = {}
+    for row in record.tables.get("timeline", {}).get("rows", ()):
+        if "rank" in row:
+            rows[row["rank"], bool(row.get("exchange"))] = row
+    return rows
 
 
 # What lower SM clocks take from GPUs that train together: at most, as if steps followed clocks.
