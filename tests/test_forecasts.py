@@ -26,7 +26,7 @@ from analysis.prediction.forecast import (
 )
 from analysis.prediction.recorded_forecast import (
     about_forecasts,
-    doubted,
+    any_doubtful,
     recorded_forecast,
     with_forecast,
 )
@@ -224,11 +224,11 @@ def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
     record = planted(calibrated, gb_per_s=5.0)
-    assert record.validity.verdict == "suspect" and not doubted([record])
+    assert record.validity.verdict == "suspect" and not any_doubtful([record])
     scores = scores_by_machine(Study.of([*calibrated.known, record]))
     assert {key[0]: len(values) for key, values in scores.items()}["condition"] == 13
     noisy = Validity("suspect", {"unexplained": "", "noisy": ""})
-    assert doubted([replace(record, validity=noisy)])
+    assert any_doubtful([replace(record, validity=noisy)])
     assert {check.code for check in CHECKS if check.severity == "finding"} <= {*FINDINGS}
 
 

@@ -46,7 +46,7 @@ from analysis.prediction.forecast import (
 )
 from analysis.prediction.link_model import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset, Workload
-from analysis.prediction.recorded_forecast import at_most_alone
+from analysis.prediction.recorded_forecast import shown_low_ms
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
@@ -396,7 +396,7 @@ def shown(prediction: Forecast, query: CellQuery) -> Forecast:
     """
     if prediction.low is None:
         return prediction
-    low = at_most_alone(prediction.low, prediction.step_ms, prediction.efficiency, query.ranks)
+    low = shown_low_ms(prediction.low, prediction.step_ms, prediction.efficiency, query.ranks)
     return replace(prediction, low=low)
 
 

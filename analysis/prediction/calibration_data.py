@@ -23,7 +23,7 @@ from analysis.prediction.link_model import (
     used_wire,
 )
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
-from analysis.prediction.recorded_forecast import doubted
+from analysis.prediction.recorded_forecast import any_doubtful
 from analysis.study.conditions import IMAGES_PER_SECOND, request_of
 from analysis.study.intervals import Estimate
 from analysis.study.runs import Runs
@@ -369,7 +369,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         exchange_ms=_median_of_runs(runs, EXCHANGE),
         between_runs=_scatter_of_a_run(runs, STEP),
         scatter_known=runs.floor(STEP) is not None,
-        valid=not doubted(runs.records),
+        valid=not any_doubtful(runs.records),
         cpu_bound=cpu_bound,
         busy_ms=_median_of_runs(runs, BUSY),
         launch_ms=tuple(ms for ms in launch_ms if 0 < ms <= MOST_MS),

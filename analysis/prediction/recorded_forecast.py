@@ -71,24 +71,18 @@ class RecordedForecast:
         return self.least_ms > self.high or self.most_ms < self.low
 
     @property
-    def compared(self) -> str:
+    def comparison(self) -> str:
         """What was measured against the forecast: `step 4.1 % longer`, `step as long`."""
         if abs(self.error) < AS_LONG:
             return "step as long"
-        word = "shorter"
-        if self.error > 0:
-            word = "longer"
+        word = "longer" if self.error > 0 else "shorter"
         return f"step {100 * abs(self.error):.1f} % {word}"
 
     @property
-    def missed(self) -> str:
+    def why_unexplained(self) -> str:
         """Why the step is not explained, with how often that happens without a fault."""
-        decimals = 3
-        if abs(self.error) >= AS_LONG:
-            decimals = 1
-        word = "faster"
-        if self.error > 0:
-            word = "slower"
+        decimals = 1 if abs(self.error) >= AS_LONG else 3
+        word = "slower" if self.error > 0 else "faster"
         return (
             f"measured {100 * abs(self.error):.{decimals}f} % {word} than forecast: "
             f"{self.measured_ms:.4g} ms instead of {self.step_ms:.4g} ms "
@@ -97,7 +91,7 @@ class RecordedForecast:
         )
 
 
-def at_most_alone(low: float, step_ms: float, efficiency: float, ranks: int) -> float:
+def shown_low_ms(low: float, step_ms: float, efficiency: float, ranks: int) -> float:
     """Return the lower end of the interval of a step in ms as it is shown: of several ranks not
     below the step of one GPU with the same strategy, which would be more than 100 % efficiency.
     """
@@ -181,7 +175,7 @@ def about_forecasts(records: Iterable[Record]) -> str:
     return words
 
 
-def doubted(records: Iterable[Record]) -> bool:
+def any_doubtful(records: Iterable[Record]) -> bool:
     """Tell whether a check casts doubt on one of some records, but for what FAIR names."""
     for record in records:
         if record.validity.verdict == "suspect" and record.validity.codes.keys() - FAIR:

@@ -55,7 +55,7 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
         texts[COLUMN_OF[EXPOSED]] = f"{exposed} (trace {number(values[TRACE_EXPOSED])})"
     forecast = recorded_forecast(record)
     if forecast is not None:
-        texts[PREDICTED] = f"{texts.get(PREDICTED, ABSENT)}, {forecast.compared}"
+        texts[PREDICTED] = f"{texts.get(PREDICTED, ABSENT)}, {forecast.comparison}"
     texts[MARGIN] = margin(values)
     texts[RESULT] = first_number(record, values)
     # What NCCL really used: `P2P/CUMEM over NV18, 24 channels`.

@@ -366,7 +366,7 @@ def unexplained(record: Record, _: ValidityLimits) -> Judgement:
         return not_applicable(f"no error was claimed: {why}")
     if not forecast.unexplained:
         return None
-    return forecast.missed
+    return forecast.why_unexplained
 
 
 @check("invalid", "the rate is not images ÷ seconds: {}")

@@ -208,19 +208,21 @@ class TrainingBenchmark:
         slowest_ms: list[float] = []
         while seconds < most_seconds and not derive.warmed_up(slowest_ms, self.cell, least_ms):
             window_ms = max(least_ms - math.fsum(slowest_ms), least_ms / WARM_UP_WINDOWS)
-            fitting = fewest
+            iterations = fewest
             if slowest_ms:
                 # By the shortest step, so that the second window is not a step short of the least
                 # time.
-                fitting = math.ceil(window_ms / min(slowest_ms[-fewest:]))
-            iterations = min(MOST_WARMING, max(fewest, fitting))
+                shortest_ms = min(slowest_ms[-fewest:])
+                iterations = max(fewest, math.ceil(window_ms / shortest_ms))
+            iterations = min(MOST_WARMING, iterations)
             iterations = request.whole_periods(iterations, self.cell.period)
             block, ms = self.block("warm-up", iterations, least_ms=least_ms)
             slowest_ms += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
             if len(ms) > len(self.longest_ms):
                 self.longest_ms = ms
-        self.step_ms = statistics.median(slowest_ms[-max(2, len(slowest_ms) // 4) :])
+        last_quarter = max(2, len(slowest_ms) // 4)
+        self.step_ms = statistics.median(slowest_ms[-last_quarter:])
 
     def memory(self) -> dict[str, float]:
         """Return the most memory that a rank's steps took: on a CPU worker, what it has now."""

@@ -84,10 +84,11 @@ def project(record: Record) -> MlflowRun:
     finite = []
     nonfinite: dict[str, None] = {}
     for row in _metrics(record):
-        if math.isfinite(row[1]):
+        name, value, *_ = row
+        if math.isfinite(value):
             finite.append(row)
         else:
-            nonfinite[row[0]] = None
+            nonfinite[name] = None
     finite.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # as pages show them
     tags = _tags(record)
     if nonfinite:
@@ -182,9 +183,7 @@ def _params(record: Record) -> dict[str, Any]:
             params[f"strategy.{name}"] = value
     for name in ("parameters", "gradient_bytes"):
         params[f"model.{name}"] = record.model.get(name)
-    for name in [name for name, value in params.items() if value is None]:
-        del params[name]
-    return params
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _metrics(record: Record) -> list[Row]:
@@ -315,25 +314,17 @@ def best_record(records: Iterable[Record]) -> Record | None:
     Cells without an exchange do not train together; they count only where there is no other.
     """
     usable = [record for record in records if record.usable]
-    rated = []
-    together = []
-    firsts = []
-    for record in usable:
-        first = cell_numbers.first_metric(record)
-        if first:
-            firsts.append(first)
-        if IMAGES_PER_SECOND in record.metrics:
-            rated.append(record)
-            if record.cell.strategy["name"] != "none":
-                together.append(record)
-    if rated:
-        return max(together or rated, key=lambda record: record.metrics[IMAGES_PER_SECOND])
-    if not firsts:
+    trained = [record for record in usable if IMAGES_PER_SECOND in record.metrics]
+    if trained:
+        together = [record for record in trained if record.cell.strategy["name"] != "none"]
+        return max(together or trained, key=lambda record: record.metrics[IMAGES_PER_SECOND])
+    first_metrics = [name for name in map(first_metric, usable) if name]
+    if not first_metrics:
         return None
-    first = min(firsts, key=place)
-    rated = [record for record in usable if first in record.metrics]
-    rated.sort(key=lambda record: record.metrics[first])
-    if metric(first).less_is_better:
+    shown_first = min(first_metrics, key=place)
+    rated = [record for record in usable if shown_first in record.metrics]
+    rated.sort(key=lambda record: record.metrics[shown_first])
+    if metric(shown_first).less_is_better:
         return rated[0]
     return rated[-1]
 
@@ -341,22 +332,20 @@ def best_record(records: Iterable[Record]) -> Record | None:
 def parent_metrics(records: Sequence[Record], values: Values) -> dict[str, float]:
     """Return how many cells have which verdict, and figures of the best cell and its baseline."""
     metrics: dict[str, float] = {}
-    for how in (*VERDICTS, *STATES):
-        if how != "finished":
-            metrics[f"cells/{how}"] = 0.0
+    for outcome in (*VERDICTS, *STATES):
+        if outcome != "finished":
+            metrics[f"cells/{outcome}"] = 0.0
     for record in records:
-        how = record.state
-        if how == "finished":
-            how = record.validity.verdict
-        metrics[f"cells/{how}"] += 1
+        outcome = record.validity.verdict if record.state == "finished" else record.state
+        metrics[f"cells/{outcome}"] += 1
     best = best_record(records)
     if best is None:
         return metrics
     figures = best.metrics | dict(values.get(best.record_id, {}))
     shown = [name for name in BEST_FIGURES if name in figures]
-    first = cell_numbers.first_metric(best)
-    if not shown and first:
-        shown = [first]
+    shown_first = first_metric(best)
+    if not shown and shown_first:
+        shown = [shown_first]
     for name in shown:
         metrics[f"best/{name.partition('/')[2]}"] = float(figures[name])
     if EFFICIENCY in figures:  # efficiency = rate ÷ (N × rate of the slowest member alone)
@@ -413,9 +402,7 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
     things, unit = counted(cells), names.unit_of_cells(cells)
     columns = [Column("cell", "cell")]
     for name in dict.fromkeys((cell_numbers.RESULT, *cell_numbers.COLUMNS, *TEXT_COLUMNS)):
-        kind = "number"
-        if name in TEXT_COLUMNS:
-            kind = "text"
+        kind = "text" if name in TEXT_COLUMNS else "number"
         columns.append(Column(name, cell_numbers.heading(name, things, unit), kind=kind))
     rows = []
     several_values = []

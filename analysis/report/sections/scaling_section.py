@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
-from analysis.prediction.recorded_forecast import about_forecasts, at_most_alone, recorded_forecast
+from analysis.prediction.recorded_forecast import about_forecasts, recorded_forecast, shown_low_ms
 from analysis.report.charts import (
     MARKERS,
     Axis,
@@ -359,7 +359,7 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
             step_ms, low = forecast.step_ms, forecast.low
             share = finite(record.predicted.get("efficiency"))
             if share and low is not None:
-                low = at_most_alone(low, step_ms, share, record.cell.world_size)
+                low = shown_low_ms(low, step_ms, share, record.cell.world_size)
             shown = {"cell": run_name(record), "gpus": gpu_ids(record.cell.members)}
             step = Estimate(step_ms, low, forecast.high)
             rows.append(shown | {"forecast": forecast, "forecast_ms": step})
