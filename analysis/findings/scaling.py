@@ -276,10 +276,9 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
 def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
     irrelevant = irrelevant_to_baselines(runs.strong)
     nearest, differing = None, list[str]()
-    is_alone = False  # whether any cell ran on one GPU
-    for baseline in study.timed:
-        is_alone = is_alone or baseline.cell.world_size == 1
-        if baseline.cell.world_size > 1 or baseline.gpus[0] not in gpus:
+    alone = [baseline for baseline in study.timed if baseline.cell.world_size == 1]
+    for baseline in alone:
+        if baseline.gpus[0] not in gpus:
             continue
         names = []
         for name in (*study.varied, *study.varied_provenance):
@@ -288,7 +287,7 @@ def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
                 names.append(name)
         if nearest is None or len(names) < len(differing):
             nearest, differing = baseline, names
-    if not is_alone:
+    if not alone:
         return NOT_ALONE[0]
     if nearest is None:
         return NOT_ALONE[1]

@@ -22,7 +22,7 @@ from pathlib import Path
 from analysis.findings.between_studies import differences
 from analysis.findings.examine import Findings, findings_of
 from analysis.input_files import gc_paused
-from analysis.report.figure import ON_PAGE, for_screen_and_phone, style
+from analysis.report.figure import ON_PAGE, Figure, for_screen_and_phone, style
 from analysis.report.main_point import answer_figure, main_point
 from analysis.report.report_files import Report, methods, write
 from analysis.report.section import Section, SectionFunction, next_command, words_of
@@ -143,6 +143,11 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         content = report_of(study, findings, width)
         with style(width):
             answer = next(map(for_screen_and_phone, changes(compared)), None)
+    return _with_comparison(content, between, answer), findings
+
+
+def _with_comparison(content: Report, between: Section, answer: Figure | None) -> Report:
+    """Return a page that begins with maps and the comparison of studies, and answers with it."""
     maps = [section for section in content.sections if section.anchor == LINK_MAP]
     rest = [section for section in content.sections if section not in maps]
     finding: list[str] = []
@@ -156,7 +161,7 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
             rest.append(Section("scaling", "Configurations", figures=(usual_answer,)))
         content = replace(content, answer=answer)
     sections = tuple(joined_by_anchor([*maps, between, *rest]))
-    return replace(content, finding=tuple(finding[:SENTENCES]), sections=sections), findings
+    return replace(content, finding=tuple(finding[:SENTENCES]), sections=sections)
 
 
 def default_folder(asked: Sequence[StudyPath]) -> Path:

@@ -372,24 +372,12 @@ class QuickCheck:
             return
         if "throughput/seconds" not in metrics or "throughput/images" not in metrics:
             return
-        # images and seconds of the timed windows, added up again
-        ranks, images, slowest_rank_ms = record.cell.world_size, 0, 0.0
+        ranks = record.cell.world_size
         try:
-            for rank in range(ranks):
-                windows_ms = []
-                with open_raw(folder.rank_lines(rank)) as file:
-                    for text in file:
-                        if b'"timed"' not in text:
-                            continue
-                        line = read_line(text)
-                        if line and "ms" in line:
-                            images += int(line["images"])
-                            windows_ms.append(math.fsum(line["ms"]))
-                slowest_rank_ms = max(slowest_rank_ms, math.fsum(windows_ms))
+            sums = _timed_sums(folder, ranks)
         except (*DAMAGED_FILE, TypeError, ValueError, KeyError):
             yield f"the lines of its {ranks} ranks cannot be read"
             return
-        sums = {"throughput/images": float(images), "throughput/seconds": slowest_rank_ms / 1e3}
         for name, value in sums.items():
             if not same(metrics[name], value):
                 yield f"{name} is {metrics[name]:g}, and {value:g} by the lines of the ranks"
@@ -408,3 +396,20 @@ class QuickCheck:
         if self.wrong:
             verdict = f"{self.wrong:,} do not agree"
         return f"Runs compared with their raw samples: {runs}; {verdict}.{rest}"
+
+
+def _timed_sums(folder: CellFolder, ranks: int) -> dict[str, float]:
+    """Return images and seconds of the timed windows, added up again from the ranks' lines."""
+    images, slowest_rank_ms = 0, 0.0
+    for rank in range(ranks):
+        windows_ms = []
+        with open_raw(folder.rank_lines(rank)) as file:
+            for text in file:
+                if b'"timed"' not in text:
+                    continue
+                line = read_line(text)
+                if line and "ms" in line:
+                    images += int(line["images"])
+                    windows_ms.append(math.fsum(line["ms"]))
+        slowest_rank_ms = max(slowest_rank_ms, math.fsum(windows_ms))
+    return {"throughput/images": float(images), "throughput/seconds": slowest_rank_ms / 1e3}
