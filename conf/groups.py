@@ -181,7 +181,8 @@ class GroupChoice:
             return f"strategy={self.name} needs the host in each step (not so {', '.join(able)})"
         for name, limits in self.accepts.items():
             if options.get(name) in limits.get("not_in_graph", ()):
-                return f"strategy.{name}={options[name]} makes steps that differ"
+                changing = f"strategy.{name}={options[name]}"
+                return f"{changing} changes what a step does, and a graph replays one step"
         return ""
 
     def declared(self) -> dict[str, Any]:

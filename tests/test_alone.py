@@ -58,7 +58,7 @@ def test_forecasts_made_before_cells_of_one_gpu_are_shown(tmp_path):
     records = of_batches(predicted=SAID)
     _, sections = told(tmp_path, records)
     (line,) = sections["forecasts"].lines
-    assert line.startswith("Forecast: 3 of 3 runs before they ran: mean error of the step ")
+    assert line.startswith("Forecast: 3 of 3 runs before they ran: steps were off by ")
     assert len(sections["forecasts"].tables[0].rows) == 3
 
 

@@ -20,7 +20,7 @@ SILENT = {
     r"edit ended_at": "the launcher alone knows when it closed the record",
     r"(edit|drop) cell optimizer (beta1|beta2|epsilon)": "an option of another optimizer",
     r"drop cell (model inputs|optimizer name|data|hosts|server_hosts)": "absent, it is the default",
-    r"drop cell cuda_device_max_connections": "absent, it is the default",
+    r"drop cell (cuda_device_max_connections|accumulate)": "absent, it is the default",
     r"drop predicted": "absent and empty are the same",
 }
 # Files that may be left out where a study is published; an edit of each is found.

@@ -104,7 +104,7 @@ def test_a_sweep_shows_what_was_predicted(sweep):
     # The closing table has a column of that name too, where it has room.
     lines = [line for line in printed.splitlines() if "  finished  " in line]
     assert ["  predicted " in line for line in lines] == [False, True]
-    assert "forecast 1 of 2 runs before they ran: mean error of the step " in printed
+    assert "forecast 1 of 2 runs before they ran: steps were off by " in printed
     run = project(records[-1])
     assert run.tags["predicted.basis"] == f"extrapolated, from 1 run, model {VERSION}"
     values = {name: value for name, value, *_ in run.metrics}

@@ -201,7 +201,8 @@ def wrong_answer(option, arguments, launch):
     if OmegaConf.is_config(composed):
         composed = OmegaConf.to_container(composed)
     asked = arguments[-1].partition("=")[2].strip("'")
-    is_asked = str(composed) in (asked, str(yaml.safe_load(asked)), str([asked]))
+    is_asked = str(composed) in (asked, str([asked]))  # YAML has no control characters
+    is_asked = is_asked or str(composed) == str(yaml.safe_load(asked))
     is_asked = is_asked or (isinstance(composed, float) and composed == float(asked))
     return "" if is_asked else f"planned with {composed}"
 

@@ -30,7 +30,7 @@ def test_a_forecast_stands_beside_what_was_measured_and_one_that_came_late_does_
     assert row["step_ms"] == pytest.approx(first.metrics["step/ms_median"])
     assert row["forecast_ms"] == first.predicted["step_ms"]
     assert row["error"] == pytest.approx(row["step_ms"] / row["forecast_ms"] - 1)
-    assert shown.lines[0].startswith("Forecast: 1 of 1 runs before they ran: mean error of the ")
+    assert shown.lines[0].startswith("Forecast: 1 of 1 runs before they ran: steps were off by ")
     outside = {**first.predicted, "low": 1.0, "high": 2.0, "level": 0.9}
     wide = dataclasses.replace(first, predicted=outside)
     (table,) = section(Study.of([*machine.known, wide])).tables

@@ -277,9 +277,9 @@ def test_a_lent_floor_gives_no_verdict_and_says_whose_it_is():
             made.append(simulator.record((0, 1), "cpu_staged", repeat, factor=0.5))
     (found,) = comparisons(made)
     assert (found.verdict, found.smallest, found.difference.low) == ("", None, None)
-    lent = f"cpu_staged has too few repeats, so its ± is taken from cpu_staged and {STRATEGY} on 2 GPUs"
-    assert found.why == lent.replace("cpu_staged and", "cpu_staged on 2 GPUs and") + (
-        " (repeats=5 gives its own)"
+    assert found.why == (
+        "cpu_staged has too few repeats, so its ± comes from other configurations: "
+        f"cpu_staged on 2 GPUs and {STRATEGY} on 2 GPUs (repeats=5 gives its own)"
     )
 
 

@@ -27,7 +27,7 @@ WORDS = {
     "one run": "shown instead of ± where run-to-run variation is unknown; repeats=3 measures it",
     "GPUs": "the GPU ids of a run, in the order of its ranks",
     "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",
-    "state": "finished, failed, interrupted, done before or not started",
+    "state": "finished, failed, interrupted, not started, or done before (by an earlier command)",
     "validity": "valid, suspect or invalid, with the codes of the checks that say so",
     "valid": "every check that could run was passed",
     "suspect": "the numbers are used, with a mark: a check doubts them; see its code",

@@ -60,8 +60,8 @@ MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
 WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
 GPUS_FORM = (
-    "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of "
-    "GPUs as 16,64,256"
+    "ids of this machine's GPUs, such as 0,1,2,3 (several subsets: 0+1,0+1+2+3); or how many GPUs, "
+    "with --per-node: --gpus 16,64,256 --per-node 8"
 )
 NUMBERS = "for a number of GPUs add --per-node, as in --gpus 16 --per-node 8"
 CAPTION = f"{100 * LEVEL:.0f} % prediction intervals stand below their values."
@@ -104,7 +104,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     folders = "the folder of a study; several are read as one"
     add("study", metavar="STUDY", nargs="+", help=folders)
-    gpus = "ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64"
+    gpus = "ids of GPUs: 0,1,2,3 is one subset; with --per-node how many: 16,64"
     add("--gpus", metavar="LIST", help=gpus)
     add("--per-node", type=int, metavar="N", help="GPUs of a host")
     network = f"the network between hosts where none was measured: {NETWORK_FORM}"
@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
             if getattr(arguments, option) is not None:
                 raise ValueError(
                     "--holdout forecasts the study's own configurations; "
-                    f"--{option.replace('_', '-')} asks for others"
+                    f"leave out --{option.replace('_', '-')}"
                 )
         _print_held_out(arguments, calibrate(study))
     else:
@@ -352,7 +352,8 @@ def measured_doubts(
                 own = forecast(calibration, query).efficiency
                 low, high = share.low or share.value, share.high or share.value
                 if not low - LEAST_ERROR <= own <= high + LEAST_ERROR:
-                    lines.append(f"{what} contradicts the forecast of it, {number(own, 'share')}.")
+                    forecast_share = number(own, "share")
+                    lines.append(f"{what} is not the forecast, {forecast_share}: trust the run.")
                     if own > share.value:
                         most[query.workload, query.strategy] = query, float(share.value)
     return lines, most
@@ -386,7 +387,7 @@ def _print_answer(
     if any("about" in line for line in chain(*by_subject.values())):
         print_text('Where a forecast says "about", its error is not known.')
     if any(each.basis == ASSUMED_NETWORK for each in predictions.values()):
-        print_text("The network was never measured.")
+        print_text("No run measured the network: its bandwidth and latency are those of --net.")
     print_notes(notes, FIRST_NOTES)
 
 
@@ -565,8 +566,8 @@ def _error_lines(errors: Mapping[str, Any]) -> list[str]:
             error, null = number(errors[key], "share"), number(errors[f"null_{key}"], "share")
             cells = errors["cost_cells"] if key == "cost" else with_forecast
             lines.append(
-                f"{what}: mean error of {count(cells, 'forecast')} {error}; of the guess that "
-                f"nothing changes, {null}."
+                f"{what}: {count(cells, 'forecast')} were off by {error} on average; the guess "
+                f"that nothing changes, by {null}."
             )
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:

@@ -243,8 +243,8 @@ def why_no_verdict(study: Study, runs: Runs) -> str:
     name = labels.label(study, runs)
     if floor is None:
         return f"too few runs of {name} show how far they differ (repeats=5 does)"
-    lender = f"taken from {floor.lent_by} (repeats=5 gives its own)"
-    return f"{name} has too few repeats, so its ± is {lender}"
+    lender = f"comes from other configurations: {floor.lent_by} (repeats=5 gives its own)"
+    return f"{name} has too few repeats, so its ± {lender}"
 
 
 def pairs(study: Study) -> Iterator[Pair]:

@@ -168,7 +168,7 @@ def _chosen_workloads(
         for value in values:
             if value not in accepted:
                 raise ValueError(
-                    f"--{name} {value!r}: no training run that is asked for has it; expected "
+                    f"--{name} {value!r}: the study has no such training run; expected one of: "
                     f"{', '.join(accepted)}"
                 )
         chosen = [workload for workload in chosen if workload.requested(name) in values]

@@ -168,8 +168,8 @@ def about_forecasts(records: Iterable[Record]) -> str:
     if not errors:
         return ""
     error, null_error = fmean(errors), fmean(null_errors)
-    words = f"{len(errors)} of {cells} runs before they ran: mean error of the step "
-    words += f"{100 * error:.1f} %; of the guess that nothing changes, {100 * null_error:.1f} %"
+    words = f"{len(errors)} of {cells} runs before they ran: steps were off by {100 * error:.1f} % "
+    words += f"on average; the guess that nothing changes, by {100 * null_error:.1f} %"
     if judged:
         words += f"; {outside} of {judged} outside the {100 * level:.0f} % prediction intervals"
     return words

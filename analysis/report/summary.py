@@ -164,11 +164,13 @@ def measured(study: Study) -> str:
         if exchanging:
             ways.append(f"with {_several(exchanging, 'strategy', 'strategies')}")
         if len(exchanging) < len(records):
-            ways.append("without any exchange")
+            ways.append("without an exchange")
         verb = "was" if len(_names(records, "model")) == 1 else "were"
         if not is_done:
             verb += " to be"
-        subject = f"{models} {verb} trained {' and '.join(ways)}"
+        subject = f"{models} {verb} trained {', and for comparison '.join(ways)}"
+        if len(ways) > 1:
+            subject += ","
         pairs = {(named(record, "model"), named(record, "strategy")) for record in records}
         if len(pairs) < len(_names(records, "model")) * len(_names(records, "strategy")):
             each = [single_line(" with ".join(pair), 160) for pair in sorted(pairs)]

@@ -401,7 +401,9 @@ def _differs(asked: Asked, look: Look) -> Iterator[str]:
             yield f"Open: {name} against {first}: {ends}."
         else:
             by = percent(abs(standing.difference))
-            yield f"{name} is {standing.state} than {first} by {by} ({ends})."
+            ends = sorted((abs(standing.low), abs(standing.high)))
+            inside = " to ".join(map(percent, ends))
+            yield f"{name} is {standing.state} than {first} by {by} ({inside})."
 
 
 def _gains(asked: Asked, look: Look) -> Iterator[str]:

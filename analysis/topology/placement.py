@@ -343,7 +343,10 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
             f"a matrix of {len(matrix)} GPUs; expected one of {len(ids)}, as the topology has"
         )
     if not 1 <= count <= len(ids):
-        raise ValueError(f"--gpus {count}: expected 1 to {len(ids)}, the GPUs of this machine")
+        raise ValueError(
+            f"--gpus {count}: this machine has {len(ids)} GPUs; expected a number from 1 to "
+            f"{len(ids)}"
+        )
     if len(ids) > MOST_GPUS:
         raise ValueError(
             f"a machine of {len(ids)} GPUs; expected at most {MOST_GPUS}, for which the search "

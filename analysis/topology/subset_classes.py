@@ -52,7 +52,9 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     """
     gpus = len(topology.gpus)
     if size is not None and not 1 <= size <= gpus:
-        raise ValueError(f"--size {size}: expected 1 to {gpus}, the GPUs of this machine")
+        raise ValueError(
+            f"--size {size}: this machine has {gpus} GPUs; expected a number from 1 to {gpus}"
+        )
     sizes = [*range(2, gpus + 1)]
     if size is not None:
         sizes = [size]

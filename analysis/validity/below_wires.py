@@ -24,8 +24,8 @@ LEAST_OF_NVLINKS = 0.4
 
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL used a slower path than the wires allow, and no setting asked for it. Any of these
-    counts: SHM or NET between GPUs that NVLink, PIX or PXB joins (a finding if NCCL's log says that
+    """NCCL used a slower path than the wires allow, and no setting asked for it. One of these is
+    enough: SHM or NET between GPUs that NVLink, PIX or PXB joins (a finding if NCCL's log says that
     peer access is missing); half of NCCL's usual number of channels, or fewer, over NV18; a
     reference below 40 % of the bandwidth of its NVLinks
 

@@ -202,7 +202,7 @@ def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
 @check("suspect", "the step time changed during the measurement: {}", needs="stationarity")
 def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     """the step time changed or drifted by more than {change_limit} and by more than noise explains;
-    on CPU workers by {noise_limit}, and twice what noise explains
+    on CPU workers: by more than {noise_limit} and by more than twice what noise explains
     """
     facts = record.checks["stationarity"]
     if not facts:

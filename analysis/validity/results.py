@@ -387,9 +387,9 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
 def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
-    """a step in the timed windows, or right after them, does not do the same as before. Compared
-    are passes through the model (images, layers), updates, collectives (bytes, order) and which
-    modules are in training mode
+    """a step in the timed windows, or right after them, does not do the same as before. The check
+    compares passes through the model (images, layers), updates, collectives (bytes, order) and the
+    modules in training mode
     """
     facts = record.checks
     if "counted" not in facts or "arithmetic" not in facts:

@@ -184,7 +184,7 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program used these GPUs: {}")
 def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
-    """other programs used the GPUs. Any of these counts: another process at any time; before the
+    """other programs used the GPUs. One of these is enough: another process at any time; before the
     run, more than {foreign_memory_gib} of memory in use or a GPU busy for more than
     {foreign_busy_percent} of the time; in a measured phase, memory that grew
 

@@ -327,6 +327,8 @@ def refuse_several_values(requests: Sequence[Request]) -> None:
 
 
 def _one_for_all(typed: str, values: Sequence[str], shared: str) -> str:
+    if typed == "+experiment":
+        shared = "a sweep"
     return f"{typed}={','.join(values)}: {shared} takes one value; run {len(values)} sweeps"
 
 
