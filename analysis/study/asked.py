@@ -401,8 +401,8 @@ def _differs(asked: Asked, look: Look) -> Iterator[str]:
             yield f"Open: {name} against {first}: {ends}."
         else:
             by = percent(abs(standing.difference))
-            ends = sorted((abs(standing.low), abs(standing.high)))
-            inside = " to ".join(map(percent, ends))
+            least, most = sorted((abs(standing.low), abs(standing.high)))
+            inside = f"{percent(least)} to {percent(most)}"
             yield f"{name} is {standing.state} than {first} by {by} ({inside})."
 
 
