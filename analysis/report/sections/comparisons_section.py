@@ -204,7 +204,14 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         )
     if not lines:
         return None
-    names = _short_names(pairs)
+    lines = list(map(single_line, lines))
+    tables = _comparison_tables(study, findings)
+    return Section("comparisons", "Which differences are significant", tuple(lines), tables=tables)
+
+
+def _comparison_tables(study: Study, findings: Findings) -> tuple[Table, ...]:
+    """Return a matrix for each of the first large groups, and one table of all other pairs."""
+    names = _short_names(findings.comparisons)
     columns = (
         Column("first", "baseline", lambda pair: names[pair.first]),
         Column("second", "configuration", lambda pair: names[pair.second]),
@@ -230,12 +237,10 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         "Each configuration against its baseline, with the 95 % interval of the difference. "
         "Detectable: the smallest increase that these runs can show (80 % power)."
     )
-    tables = (
+    return (
         *matrices,
         Table.of("comparisons", caption, columns, ordered, shown=lambda pair: id(pair) in listed),
     )
-    lines = list(map(single_line, lines))
-    return Section("comparisons", "Which differences are significant", tuple(lines), tables=tables)
 
 
 def verdict_word(verdict: str) -> str:
