@@ -162,7 +162,7 @@ def test_the_machine_that_is_asked_about_is_named_in_the_first_line(
         (["advise", str(tmp_path / "fewer"), "--gpus", "0+1+2+3"], "other (4 × NVIDIA H200)."),
     ):
         assert main(command) == 0
-        assert capsys.readouterr().out.startswith(f"For {machine}")
+        assert capsys.readouterr().out.startswith(f"These forecasts are for {machine}")
     assert main(["predict", fewer, most, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["machine"] == "other"
 

@@ -46,7 +46,7 @@ WORDS = {
     "baseline": "the same configuration on one GPU; efficiency is against the slowest of them",
     "nodes": "the hosts of a run",
     "batch": "images or samples per rank and step",
-    "overhead": "what a strategy adds to a step even on one GPU: strategy/cost_ms",
+    "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
 }
 
 

@@ -75,12 +75,13 @@ def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str 
 def machine_line(study: Study, first: Study, machine: str) -> str:
     """Return which machine forecasts are for, in one sentence; `first` is the study named first."""
     here = [runs for runs in study.runs if runs.machine == machine]
-    words = f"For {machine}"
+    words = f"These forecasts are for {machine}"
     if here:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:
-        words += f", where most runs of {first.name} ran ({len(machines)} machines in all)"
+        words += f", where most runs of study {first.name} were measured"
+        words += f"; the runs given come from {len(machines)} machines"
     return f"{words}."
 
 

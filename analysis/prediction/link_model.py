@@ -115,7 +115,7 @@ def read_network(text: str) -> HostNetwork:
     form = r"(\d{1,3})x(\d{1,5}(?:\.\d+)?)GB/s,(\d{1,5}(?:\.\d+)?)us"
     match = re.fullmatch(form, text.replace(" ", ""), re.IGNORECASE | re.ASCII)
     if not match or int(match[1]) * float(match[2]) == 0:
-        raise ValueError(f"--net {text!r}: expected {NETWORK_FORM}, no NIC and no rate being 0")
+        raise ValueError(f"--net {text!r}: expected {NETWORK_FORM}, both above 0")
     return HostNetwork(int(match[1]) * float(match[2]), float(match[3]))
 
 

@@ -474,7 +474,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             continue
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
         line = f"Scaling loss: {gap} of {number(fall.ideal.value, 'rate')} images/s, which is "
-        line += f"{point.world_size} × the rate of the slowest GPU alone"
+        line += f"{point.world_size} × the rate of the slowest GPU alone without a strategy"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")

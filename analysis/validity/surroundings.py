@@ -42,8 +42,8 @@ Phases = Mapping[str, Mapping[str, Any]]
 
 @check("suspect", "NCCL used a setting that was not asked for: {}")
 def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL announced a setting that neither you nor Ringside made; those that forbid NVLink
-    multicast are allowed
+    """NCCL's log names a setting that neither you nor Ringside made; one that turns NVLink
+    multicast off does not count
 
     Unset the variable, or remove it from nccl.conf.
     """

@@ -161,8 +161,8 @@ def sizes(cell: Cell) -> list[int]:
         raise Refused(f"{field}: expected at most max_bytes, {most}; it is {least}")
     if least < unit:
         raise Refused(
-            f"{field}: {options['collective']} over {ranks} ranks moves multiples "
-            f"of {unit} bytes of {dtype}; expected at least that"
+            f"{field}: {options['collective']} of {dtype} over {ranks} ranks moves multiples of "
+            f"{unit} bytes; expected {unit} or more"
         )
     step = 0
     if options["step"] is not None:

@@ -223,7 +223,9 @@ _TABLE = (
         column="hidden",
         formula="1 − exposed communication ÷ exchange alone",
     ),
-    _plain("comm/ideal_ms", "time of the reference for the same bytes"),
+    _plain(
+        "comm/ideal_ms", "time of plain collectives or copies of the same bytes (the reference)"
+    ),
     _less("comm/pipelined_ms", "time per exchange where each begins before the last one ends"),
     _more(
         "comm/pipelined_ratio",

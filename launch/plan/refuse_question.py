@@ -65,6 +65,6 @@ def refuse_question(
         once_s = sum(each.seconds for each in estimates(planned, records))
         if once_s > question.budget_s:
             raise Refused(
-                f"budget={config.budget}: one run of each of {len(cells)} candidates takes about "
-                f"{duration(once_s)}; expected at least that"
+                f"budget={config.budget}: expected {duration(once_s)} or more, which one run of "
+                f"each of {len(cells)} candidates takes"
             )
