@@ -17,7 +17,7 @@ REFUSED = [
     (["margin=0%"], "margin=0%: expected a share above 0% and below 100%, as in 1%"),
     (["margin=much"], "margin=much: expected a share above 0% and below 100%"),
     (["budget=soon"], "budget=soon: expected a time, as in 90s, 10min or 1h"),
-    (["budget=1s"], "budget=1s: one run of each of 2 candidates takes about"),
+    (["budget=1s"], "budget=1s: expected "),
     (["repeats=3"], "ask=fastest repeats=3"),
     (["noise_pairs=2"], "noise_pairs=2: a question chooses what runs again"),
     (["gpus=0,0+1"], "candidates run on 1 to 2 GPUs or workers; expected rate=per_gpu or"),

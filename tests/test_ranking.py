@@ -57,7 +57,7 @@ def test_a_single_run_and_a_lent_floor_cannot_be_told_and_stand_where_their_rate
     assert found.configurations[0].runs.strategy == "cpu_staged"
     assert found.fastest.runs.strategy == STRATEGY
     assert by_strategy["kvstore_device"].standing == SLOWER
-    for name, why in (("cpu_staged", "a single run"), ("kvstore_dist_sync", "is taken from")):
+    for name, why in (("cpu_staged", "a single run"), ("kvstore_dist_sync", "comes from")):
         assert by_strategy[name].standing == UNKNOWN and why in by_strategy[name].why
         assert by_strategy[name].behind.low is None
     alone = ranking(made_of([(STRATEGY, 1.0, {}), ("kvstore_device", 0.9, {})], repeats=1))

@@ -424,7 +424,7 @@ def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validit
     [
         (5, 0.0005, ". Largest confirmed cause of the loss: exposed communication, "),
         (3, 0.02, "; no cause is significant"),
-        (1, 0.0005, " × the rate of the slowest GPU alone."),
+        (1, 0.0005, " × the rate of the slowest GPU alone without a strategy."),
     ],
 )
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
