@@ -51,6 +51,7 @@ class Point:
     batch_size: int  # images per rank and step
     baseline: Estimate | None = None  # images per second of the slowest member alone
     slowest: Member | None = None  # which GPU that is
+    baseline_doubts: tuple[str, ...] = ()  # codes of checks that make its runs suspect
     speedup: Estimate | None = None  # over the slowest member alone
     efficiency: Estimate | None = None  # share of world_size times the slowest member
     node_efficiency: Estimate | None = None  # share of the hosts times the slowest host alone
@@ -176,10 +177,12 @@ def _point(runs: Runs, baselines: Baselines) -> Point:
     baseline = next_run(log_slowest_rate, over_members.slowest_draws, freedom(alone.values()))
     speedup = over_members.estimate()
     share = efficiency(over_members.rate.value, log_slowest_rate, runs.cell, alone)
+    slowest = min(alone, key=lambda gpu: alone[gpu].value)
     return replace(
         point,
         baseline=exponential(baseline),
-        slowest=min(alone, key=lambda gpu: alone[gpu].value),
+        slowest=slowest,
+        baseline_doubts=members[slowest].doubts,
         speedup=speedup,
         efficiency=replace(scaled(speedup, 1 / size), value=share),
         clock_ratio=clock_ratio(runs, members.values()),

@@ -267,6 +267,8 @@ def definition(point: Point) -> str:
     line = f"Efficiency {number(float(point.efficiency.value), 'share')} = "
     line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
     line += f"with {alone} images/s on GPU {point.slowest} alone"
+    if point.baseline_doubts:
+        line += f" (suspect: {', '.join(point.baseline_doubts)})"
     if point.key.get("global_batch_size"):
         line += " with all images of a step"
     if not point.without_baseline:
