@@ -145,7 +145,7 @@ study_asked() {
 
 study_rewritten() {
   # Which way to run a step is fastest: a question beside a grid, with the code compiled before. 1 GPU, 10 minutes.
-  # Fills a table of answers and seconds. Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.
+  # Fills "Questions". Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.
   local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
   local ways="optimize=$(small eager,graph,compile,compile_graph,max eager,compile)"
   compiled_in_out
@@ -158,7 +158,7 @@ study_rewritten() {
 
 study_formats() {
   # Whether a layout and TF32 gain, on two models: four questions of two candidates, and the grids of the first. 1 GPU, 9.5 minutes.
-  # Fills a table of answers and seconds. Copy $out/asked_layout_MODEL, $out/layout_grid, …, packed, to tests/data/h200_x1.
+  # Fills "Questions". Copy $out/asked_layout_MODEL, $out/layout_grid, …, packed, to tests/data/h200_x1.
   local network common layout format studies=()
   LINES_SHOWN=14
   # The first step in fp32 is slow at larger batches: cuDNN tried its algorithms for 55 s at 256.
