@@ -83,23 +83,26 @@ study_compiled() {
 }
 
 study_rehearsal() {
-  # Eight GPUs rehearsed on one, with NCCL 2.30 (README.md): every strategy; three planted troubles, which must be found; sizes, graphs,
-  # hooks, shards, a trace, collectives and a script. 1 GPU, 9 minutes.
+  # Eight GPUs rehearsed on one, with NCCL 2.30 (README.md): a script, observed and as a cell, traces, collectives; three planted
+  # troubles, which must be found; hooks, shards, sizes, graphs and every strategy. 1 GPU, 9 minutes.
   # Fills nothing: a run that would fail on real GPUs is a fault to be mended. No number of it is a rate.
   local little brief=("engine.start_timeout_s=$(small 90 40)" "engine.silence_timeout_s=$(small 45 40)")
+  local script=$PWD/tests/data/own_code/src/ddp.py
   little=("${brief[@]}" "model=$(small resnet18 fmnist_cnn)" "batch_size=$(small 64 16)")
-  sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
+  LINES_SHOWN=45 step 60 observe "$PYTHON" -m launch observe -- "$PYTHON" -m torch.distributed.run --nproc-per-node 2 "$script"
+  cells 60 script gpus=0,1 rehearse=2 benchmark=script "benchmark.run=[$script]" profiler=torch "${brief[@]}"
+  cells 60 traced gpus=0,1 rehearse=2 profiler=torch "${little[@]}"
+  cells 90 traced_nsys gpus=0,1 rehearse=2 "profiler=$(small nsys torch)" "${little[@]}"
+  cells 60 collectives "gpus=$sizes" rehearse=8 benchmark=collectives benchmark.collective=all_reduce,all_to_all "${brief[@]}"
   cells 60 planted_setting gpus=0,1 rehearse=2 strategy=nccl_allreduce nccl.socket_ifname=null,nothing0 "${little[@]}"
   cells 75 planted_hang --config-dir "$PWD/tests/data/own_code/conf" 'gpus=[0,1],[0,1,2,3]' rehearse=4 strategy=forgets \
     "model=$(small resnet18 fmnist_cnn)" engine.start_timeout_s=30 engine.silence_timeout_s=10
   cells 75 planted_large gpus=all rehearse=8 "model=$model" strategy=nccl_allreduce "batch_size=$(small 16384 1000000)" "${brief[@]}"
-  cells 60 script gpus=0,1 rehearse=2 benchmark=script "benchmark.run=[$PWD/tests/data/own_code/src/ddp.py]" profiler=torch "${brief[@]}"
-  cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
-  cells 60 collectives "gpus=$sizes" rehearse=8 benchmark=collectives benchmark.collective=all_reduce,all_to_all "${brief[@]}"
   cells 60 hooks gpus=0,1 rehearse=2 strategy=nccl_allreduce strategy.comm_hook=fp16,bf16 "${little[@]}"
   cells 100 shards 'gpus=[0,1,2,3]' rehearse=4 "strategy=$(small fsdp,zero1,zero2,local_sgd local_sgd)" "${little[@]}"
-  cells 60 traced gpus=0,1 rehearse=2 profiler=torch "${little[@]}"
-  set -- strategies planted_setting planted_hang planted_large script sizes collectives hooks shards traced
+  cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
+  sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
+  set -- script traced traced_nsys collectives planted_setting planted_hang planted_large hooks shards sizes strategies
   finish "${@/%/-rehearsal}"
 }
 

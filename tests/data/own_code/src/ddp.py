@@ -9,7 +9,8 @@ from torch import nn
 on_gpus = torch.cuda.is_available() and bool(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
 device = torch.device("cpu")
 if on_gpus:
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    # Ranks may share a GPU.
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if on_gpus else "gloo")
 network = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10)).to(device)
