@@ -154,7 +154,7 @@ study_rewritten() {
   compiled_in_out
   LINES_SHOWN=30
   cells 170 before "${common[@]}" "optimize=$(small compile,compile_graph,max compile)"
-  sweep 250 asked_way "${common[@]}" "$ways" ask=fastest margin=1%
+  sweep 330 asked_way "${common[@]}" "$ways" ask=fastest margin=1%
   cells 400 grid "${common[@]}" "$ways" repeats=3
   finish asked_way grid
 }
