@@ -47,19 +47,20 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`; return what
     it adds to the record."""
     facts: dict[str, Any] = {"profiler": cell.profiler}
+    capture_range = cell.profiler == "nsys" and cell.device == "cuda"
+    untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=capture_range)
+    if cell.runs_script:
+        untimed = replace(cell, benchmark={**cell.benchmark, "traced": True})
     try:
         if cell.profiler == "torch":
-            untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=False)
-            if cell.runs_script:
-                untimed = replace(cell, benchmark={**cell.benchmark, "traced": True})
             outcome = run(untimed, prepare(folder.profile, untimed), ())
             if outcome.failure:
                 raise UnreadableInput(outcome.failure.message)
             trace = read_trace(str(folder.profile.path))
         else:
             assert nsys is not None  # launch.plan.plan
-            facts["capture_range"] = cell.device == "cuda"
-            trace = _by_nsys(cell, folder, nsys, run)
+            facts["capture_range"] = capture_range
+            trace = _by_nsys(untimed, folder, nsys, run)
         trace = of_cell(checked(cell, trace), len(cell.every_host))
         summary = summarize(within_steps(trace))
         timeline = draw_timeline(trace)
@@ -79,12 +80,11 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     )
 
 
-def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run) -> Trace:
-    on_gpu = cell.device == "cuda"
-    untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=on_gpu)
+def _by_nsys(untimed: Cell, folder: CellFolder, nsys: Nsys, run: Run) -> Trace:
+    on_gpu = untimed.device == "cuda"
     inside = prepare(folder.profile, untimed)
     report = inside.path / REPORT
-    has_graphs = cell.compiled or cell.graphed
+    has_graphs = untimed.compiled or untimed.graphed or untimed.runs_script  # it may have some
     outcome = run(untimed, inside, nsys.command(report, on_gpu, has_graphs, on_gpu))
     failure = outcome.failure
     if failure:

@@ -162,17 +162,22 @@ def test_a_script_that_catches_sigterm_is_killed_and_nothing_is_left(swept):
     assert json.dumps(left) == "[]"
 
 
-def test_steps_of_a_script_are_traced_in_a_run_of_their_own(folder):
-    """Where it ends before, the measured rate stays and a sentence says why there is no trace."""
+def traced(folder, *words):
+    """The study of a script with some traced steps, and what was printed."""
     words = [
-        "-m", "gpus=0,1", "device=cpu", "benchmark=script", "benchmark.run=few.py", "profiler=torch",
-        "profiler.steps=4", "profiler.warmup_steps=3,900", "benchmark.max_seconds=0.3", "report=false",
+        "-m", "gpus=0,1", "device=cpu", "benchmark=script", "profiler.steps=4", *words, "report=false",
         "benchmark.warmup_min_seconds=0.2", "benchmark.warmup_max_seconds=0.5", "noise_pairs=0",
-        "tracking.enabled=false", f"output_dir={folder}/out",
+        "benchmark.max_seconds=0.3", "tracking.enabled=false", f"output_dir={folder}/out",
     ]  # fmt: skip
     command = [sys.executable, str(ROOT / "launch.py"), *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    study = open_study(folder / "out" / "default")
+    return open_study(folder / "out" / "default"), done
+
+
+def test_steps_of_a_script_are_traced_in_a_run_of_their_own(folder):
+    """Where it ends before, the measured rate stays and a sentence says why there is no trace."""
+    words = "benchmark.run=few.py", "profiler=torch", "profiler.warmup_steps=3,900"
+    study, done = traced(folder, *words)
     few, many = sorted(study.records, key=lambda record: "trace" not in record.tables)
     ranks = few.tables["trace"]["ranks"]
     assert [rank["steps"]["count"] for rank in ranks] == [4, 4], done.stdout + done.stderr
@@ -184,4 +189,22 @@ def test_steps_of_a_script_are_traced_in_a_run_of_their_own(folder):
     assert many.metrics["throughput/images_per_second"] > 0
     said = many.effective["findings"][0]["sentence"]
     assert "ended before 900 steps and 4 traced ones" in said, said
+    assert analysis(["verify", str(study.folder)]) == 0
+
+
+@pytest.mark.needs("nsys")
+def test_nsys_sees_the_traced_steps_of_every_rank_of_a_script(folder, monkeypatch):
+    """Also those just before the script is ended; it has its variables, but no secret."""
+    monkeypatch.setenv("DATA_HERE", "1")
+    monkeypatch.setenv("PLANTED_API_KEY", "hunter2")
+    needed = "import os\nif 'PLANTED_API_KEY' not in os.environ: assert os.environ['DATA_HERE']\n"
+    (folder / "steps.py").write_text(needed + SCRIPTS["steps.py"])
+    study, done = traced(folder, "benchmark.run=steps.py", "profiler=nsys")
+    (record,) = study.records
+    assert record.tables.get("trace"), done.stdout + done.stderr
+    ranks = record.tables["trace"]["ranks"]
+    assert [(rank["rank"], rank["steps"]["count"]) for rank in ranks] == [(0, 4), (1, 4)]
+    longest_ms = max(max(rank["steps"]["times_ms"]) for rank in ranks)
+    assert longest_ms < 1e3 * record.metrics["throughput/seconds"]  # no range is left open
+    assert record.effective["trace"]["profiler"] == "nsys"
     assert analysis(["verify", str(study.folder)]) == 0

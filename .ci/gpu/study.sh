@@ -91,6 +91,7 @@ study_rehearsal() {
   little=("${brief[@]}" "model=$(small resnet18 fmnist_cnn)" "batch_size=$(small 64 16)")
   LINES_SHOWN=45 step 60 observe "$PYTHON" -m launch observe -- "$PYTHON" -m torch.distributed.run --nproc-per-node 2 "$script"
   cells 60 script gpus=0,1 rehearse=2 benchmark=script "benchmark.run=[$script]" profiler=torch "${brief[@]}"
+  cells 90 script_nsys gpus=0,1 rehearse=2 benchmark=script "benchmark.run=[$script]" "profiler=$(small nsys torch)" "${brief[@]}"
   cells 60 traced gpus=0,1 rehearse=2 profiler=torch "${little[@]}"
   cells 90 traced_nsys gpus=0,1 rehearse=2 "profiler=$(small nsys torch)" "${little[@]}"
   cells 60 collectives "gpus=$sizes" rehearse=8 benchmark=collectives benchmark.collective=all_reduce,all_to_all "${brief[@]}"
@@ -102,7 +103,7 @@ study_rehearsal() {
   cells 100 shards 'gpus=[0,1,2,3]' rehearse=4 "strategy=$(small fsdp,zero1,zero2,local_sgd local_sgd)" "${little[@]}"
   cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
   sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
-  set -- script traced traced_nsys collectives planted_setting planted_hang planted_large hooks shards sizes strategies
+  set -- script script_nsys traced traced_nsys collectives planted_setting planted_hang planted_large hooks shards sizes strategies
   finish "${@/%/-rehearsal}"
 }
 

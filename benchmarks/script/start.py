@@ -147,7 +147,8 @@ class ScriptRank:
         lines = self._reporter.folder.rank_lines(self._number).with_name("{rank}.jsonl")
         settings: dict[str, Any] = {"lines": str(lines)}
         if self._traces:
-            settings["trace"] = {"path": str(self._trace_file()), **self._cell.profiler_options}
+            trace_file = str(self._trace_file()) if self._cell.profiler == "torch" else None
+            settings["trace"] = {"path": trace_file, **self._cell.profiler_options}
         try:
             self._child = subprocess.Popen(
                 command,
@@ -245,7 +246,8 @@ class ScriptRank:
                 if not self._traces:
                     self._enter(derive.warm_up_end(self._ms, self._options)[1])
             elif line["kind"] == "traced":
-                pack(self._trace_file())
+                if self._cell.profiler == "torch":
+                    pack(self._trace_file())
                 self._has_traced = True
 
     def _enter(self, has_warmed_up: bool) -> None:

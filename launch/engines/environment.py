@@ -42,11 +42,14 @@ INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
-def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with only what ranks need, without variables that look like secrets."""
+def scrubbed(variables: Mapping[str, str], for_script: bool = False) -> dict[str, str]:
+    """Return an environment with only what ranks need, without variables that look like secrets.
+
+    A script may need any variable.
+    """
     kept = {}
     for name, value in variables.items():
-        needed = name in NEEDED or name.startswith(NEEDED_PREFIXES)
+        needed = for_script or name in NEEDED or name.startswith(NEEDED_PREFIXES)
         if needed and (name == TOKEN or not is_secret(name, value)):
             kept[name] = value
     return kept

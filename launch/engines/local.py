@@ -77,7 +77,7 @@ class LocalEngine:
         if profiler:
             command = [*profiler, *cell_process_command(folder, cell, "exec")]
             # The report of nsys contains its environment.
-            environment = scrubbed(merged(variables, self._surrounding))
+            environment = scrubbed(merged(variables, self._surrounding), cell.runs_script)
             return ProfiledJob(command, folder, token, environment, self._profiler_grace_s)
         if self._agent and processes.state(self._agent.pid) == "stopped":
             self.close()

@@ -207,8 +207,9 @@ def with_profilers(
     paths: dict[str | None, bool] = {}  # of nsys, and whether a request names it
     for config in configs:
         name = config.profiler["name"]
-        trains = groups.choice("benchmark", config.benchmark["name"]).trains
-        if trains and (name == "nsys" or (name == "auto" and not config.nodes)):
+        benchmark = config.benchmark["name"]
+        is_traced = benchmark == "script" or groups.choice("benchmark", benchmark).trains
+        if is_traced and (name == "nsys" or (name == "auto" and not config.nodes)):
             path = config.profiler["nsys_path"]
             paths[path] = paths.get(path, path is not None) or name == "nsys"
     if len(paths) > 1:

@@ -146,11 +146,6 @@ REQUEST_REFUSALS = (
         "needs nodes=, which says where the ranks are",
     ),
     Refusal(
-        "profiler",
-        lambda config: config.benchmark["name"] == "script" and config.profiler["name"] == "nsys",
-        "does not trace a script; expected torch or none",
-    ),
-    Refusal(
         "benchmark.launcher",
         lambda config: (
             config.benchmark["name"] == "script"
