@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from analysis.findings.communication import disagreement, with_values
 from analysis.validity.checks import judged
-from analysis.validity.fast_paths import NEED_TUNING
+from analysis.validity.fast_paths import NEED_TUNING, asked_of_nccl
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Record, RecordError
 from benchmarks.record.lines import now
@@ -80,7 +80,7 @@ class CellRunner:
             )
         wants_tuning = self.config.tuning_pass in (True, "True")
         if self.config.tuning_pass == "auto":
-            wants_tuning = not NEED_TUNING.isdisjoint(cell.nccl)
+            wants_tuning = not NEED_TUNING.isdisjoint(asked_of_nccl(cell))
         exchanges = cell.device == "cuda" and cell.world_size > 1
         exchanges = exchanges and (cell.trains or cell.benchmark["name"] == "collectives")
         if outcome.state == "finished" and wants_tuning and exchanges:

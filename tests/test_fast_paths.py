@@ -62,6 +62,13 @@ LOGGED = [
     ("registered buffers", "NCCL_LOCAL_REGISTER=1", "yes", REGISTER),
     ("registered buffers", "NCCL_LOCAL_REGISTER=1", "no",
      "rank 0 failed to NET register userbuff 0x7f0000000000 buffSize 1048576 GDR flag 0"),
+    ("registered buffers", "strategy.memory=registered", "yes",
+     "rank 0 - IPC register buffer 0x7f0000000000 size 1048576 (baseAddr 0x7f0000000000 size 2097152) to peer 1"),
+    ("registered buffers", "benchmark.memory=registered", "no",
+     "register comm 0x55d0a0b0c0d0 buffer 0x7f0000000000 size 2097152"),
+    ("registered buffers", "benchmark.memory=registered", "no",
+     "Skipping registration for buffer 0x7f0000000000 size 2097152 (LocalRegister=0, P2pUsesMemcpy=0)"),
+    ("registered buffers", "strategy.memory=registered", "unknown", RINGS.format(0, 1)),
     ("P2P", "NCCL_P2P_LEVEL=LOC", "yes", "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"),
     ("SHM", "NCCL_SHM_DISABLE=1", "yes", "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"),
 ]  # fmt: skip

@@ -244,6 +244,7 @@ _OTHER_TUNING = re.compile(
 _PATH = re.compile(
     r"Connected all rings, use ring PXN \d GDR \d"
     r"|rank \d+ (?:Connected CollNet|(?:.* )?(?:register|reuse|registered) .*)"
+    r"|(?P<asked>register comm|Skipping registration) .*"  # by torch; a transport does it later
 )
 _MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+.*")
 _NETWORK = re.compile(r"NET/(\w+) : Using((?: \[\d+\](?:=\{[^}]*\}|\S+))+).*")
@@ -311,8 +312,8 @@ def _statement(body: str, process: LogProcess) -> Events:
         events.append(Statement(process, "network", body.removeprefix("Using network ").strip()))
     elif _NO_PEER_ACCESS.match(body):
         events.append(Statement(process, "no_peer_access", body.partition(". ")[0].strip()))
-    elif _PATH.fullmatch(body):
-        events.append(Statement(process, "path", body))
+    elif path := _PATH.fullmatch(body):
+        events.append(Statement(process, "path", path["asked"] or body))
     elif _ERROR.fullmatch(body):
         events.append(Statement(process, "error", body.strip()))
     return events

@@ -15,7 +15,7 @@ from analysis.study.conditions import request_of
 from analysis.study.provenance import facts_of_hosts, interface_of
 from analysis.study.study import Study
 from analysis.topology.model import NET, best_first, distinct_classes
-from analysis.validity.fast_paths import NEED_LINES
+from analysis.validity.fast_paths import NEED_LINES, asked_of_nccl
 from analysis.validity.nccl_settings import Evidence, SettingResult, check_setting
 from benchmarks.record import CellFolder, Record
 from benchmarks.record.folder import ONCE, read_text
@@ -81,7 +81,7 @@ def observe(
     if log is not None:
         effective |= _used(log, links, record)
         evidence = Evidence(requested, log, links, record.cell.members)
-        if not NEED_LINES.isdisjoint(requested):
+        if not NEED_LINES.isdisjoint(asked_of_nccl(record.cell)):
             lines = (*log.paths, *(tuning.paths if tuning else ()))
             effective["nccl"]["paths"] = list(dict.fromkeys(lines))[:MOST_WARNINGS]
     if tuning is not None and tuning.algorithms:

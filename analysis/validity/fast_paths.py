@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from analysis.validity.check import Judgement, check
 from benchmarks.record import Record
+from conf.cell import Cell
 from conf.schema import ValidityLimits
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
@@ -134,6 +135,15 @@ def _logged(engaged: str, not_engaged: str, network: bool = True) -> Callable[[F
     return look
 
 
+def _registered(effective: Facts) -> Proof:
+    by_a_transport = "^rank (?!.* failed ).* (register|reuse) "
+    engaged, line = _logged(by_a_transport, " failed ", network=False)(effective)
+    for asked in ("register comm", "Skipping registration"):
+        if engaged is None and asked in effective.get("nccl", {}).get("paths", ()):
+            return False, f"{asked} …, and no transport registered a buffer"
+    return engaged, line
+
+
 def nvls_channels(effective: Facts) -> Proof:
     """Return whether NCCL made channels for NVLS."""
     number = effective.get("nccl", {}).get("channels", {}).get("nvls")
@@ -152,6 +162,7 @@ def _mostly(amounts: Mapping[str, int], wanted: str, least: float = MOSTLY) -> b
 
 LOG, TUNED = "NCCL's log", "TUNING lines of NCCL's log"
 RINGS, CONNECTED = f"“use ring PXN … GDR …” in {LOG}", f"transports in {LOG}"
+REGISTERING = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER", "strategy.memory", "benchmark.memory")
 FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
     NcclPath("P2P", "NCCL_P2P_LEVEL, NCCL_P2P_DISABLE", CONNECTED, code="transport_unexpected"),
     NcclPath("SHM", "NCCL_SHM_DISABLE", CONNECTED, code="transport_unexpected"),
@@ -169,9 +180,8 @@ FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
     NcclPath("zero-CTA policy", "NCCL_CTA_POLICY", f"[Copy Engine] or [Hierarchical CE] in {TUNED};"
              " an all-reduce cannot have it", _chosen("Copy Engine|Hierarchical CE"),
              ("2", "ZERO")),
-    NcclPath("registered buffers", "NCCL_LOCAL_REGISTER, NCCL_GRAPH_REGISTER",
-             f"REG lines of {LOG}", _logged("^rank (?!.* failed ).* (register|reuse) ", " failed ",
-             network=False), ("1",)),
+    NcclPath("registered buffers", ", ".join(REGISTERING), f"REG lines of {LOG}", _registered,
+             ("1", "REGISTERED")),
     RankPath("DDP buckets", "DistributedDataParallel", lambda f: "bucket_cap_bytes" in f,
              lambda f: f.get("reductions") != 0 and (
              f["buckets"] > 1 or f["total_parameter_size_bytes"] <= 2 * f["bucket_cap_bytes"]),
@@ -221,11 +231,19 @@ FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
     RankPath("loader workers", "num_workers", lambda f: f["workers"],
              lambda f: len({*f["working"].split(" of ")}) == 1, "{working} workers work"),
 )  # fmt: skip
-# Variables of NCCL whose effect only lines of one kind show.
+# Settings whose effect only lines of one kind show.
 NEED_TUNING = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_WIN_ENABLE", "NCCL_SYM_KERNEL", "NCCL_CTA_POLICY",
-               "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER"}  # fmt: skip
-NEED_LINES = {"NCCL_NET_GDR_LEVEL", "NCCL_PXN_DISABLE", "NCCL_COLLNET_ENABLE",
-              "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER"}  # fmt: skip
+               *REGISTERING}  # fmt: skip
+NEED_LINES = {"NCCL_NET_GDR_LEVEL", "NCCL_PXN_DISABLE", "NCCL_COLLNET_ENABLE", *REGISTERING}
+
+
+def asked_of_nccl(cell: Cell) -> dict[str, str]:
+    """Return what a cell asks of NCCL: its settings, and `memory` where ranks exchange buffers."""
+    asked = dict(cell.nccl)
+    for group, options in (("strategy", cell.strategy), ("benchmark", cell.benchmark)):
+        if cell.world_size > 1 and options.get("memory") == "registered":
+            asked[f"{group}.memory"] = "registered"
+    return asked
 
 
 def answers(record: Record) -> list[Answer]:
@@ -237,7 +255,7 @@ def answers(record: Record) -> list[Answer]:
         facts["comm_hook"] = cell.strategy.get("comm_hook") or facts["comm_hook"]
         facts["replays"] += replays
         ranks.append(facts)
-    settings = cell.nccl if cell.device == "cuda" else {}
+    settings = asked_of_nccl(cell) if cell.device == "cuda" else {}
     return answers_to(ranks, settings, record.effective, cell.benchmark["name"] == "script")
 
 
