@@ -34,7 +34,12 @@ CHANGES = {
         "beta2": 0.99,
         "epsilon": 1e-7,
     },
-    "strategy": {"name": "cpu_staged", "comm_hook": "bf16", "bucket_cap_mb": 50.0},
+    "strategy": {
+        "name": "cpu_staged",
+        "comm_hook": "bf16",
+        "bucket_cap_mb": 50.0,
+        "memory": "registered",
+    },
     "benchmark": {"name": "correctness"},
     "declared": {"strategy": {"sha256": "1" * 64}},
     "nccl": {"NCCL_PROTO": "LL"},

@@ -1,8 +1,12 @@
-"""The groups of a cell's ranks, collectives of one bucket, and JSON that ranks exchange."""
+"""The groups of a cell's ranks, memory for NCCL, collectives of one bucket, and JSON that ranks
+exchange.
+"""
 
 import contextlib
+import functools
 import json
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +20,7 @@ Group = dist.ProcessGroup | None  # None: all ranks
 # Values start small where gloo sums them, so that float32 does not overflow in some hundred calls
 # on a few ranks.
 SMALL = 1e-30
+PLAIN, REGISTERED = "plain", "registered"  # memory of the buffers that NCCL moves
 MOST_BYTES = 1 << 24  # of a JSON message; the largest are a number for each of a model's arrays
 Json = TypeVar("Json", str, list[Any], dict[str, Any])
 
@@ -89,6 +94,32 @@ def wait(work: dist.Work | None) -> None:
     """Make the current stream wait for a collective; on a CPU worker the thread waits."""
     assert work is not None
     work.wait()
+
+
+def allocating(memory: str, device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which this thread allocates PLAIN or REGISTERED memory. Collective.
+
+    Raises RuntimeError: torch has no registered memory on this GPU.
+    """
+    if memory == PLAIN:
+        return contextlib.nullcontext()
+    assert dist.group.WORLD is not None
+    pool = _registered_pool(dist.group.WORLD._get_backend(device), device)
+    return torch.cuda.use_mem_pool(pool, device)
+
+
+@functools.cache
+def _registered_pool(backend: Any, device: torch.device) -> torch.cuda.MemPool:
+    if not backend.supports_tensor_alloc(device):
+        raise RuntimeError(
+            "memory=registered: torch allocates memory by NCCL only on GPUs that could use NVLink "
+            "multicast, and this one could not; possible here: plain"
+        )
+    dist.all_reduce(torch.zeros(1, device=device))  # the first call makes the communicator
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    # Whatever the pool will hold, too. Not as symmetric memory, which NCCL may bind to multicast.
+    backend.register_mem_pool(pool)
+    return pool
 
 
 # The collectives that exchange one bucket, in buffers of their own: what a forecast times.

@@ -18,6 +18,7 @@ from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
 from benchmarks.timing.clock import Clock, SpinBarrier
 from conf.cell import Cell
+from trainers import collectives
 from trainers.process import bus_id
 
 SETTLING = 20  # calls at most, just before the window: the first calls after a barrier are slow
@@ -67,10 +68,12 @@ class CollectiveBenchmark:
             self._calls = NcclCalls(ranks, op, root, self._stream)
         elements = largest_bytes(cell) // ELEMENT_BYTES[options["dtype"]]
         dtype = getattr(torch, options["dtype"])
-        self._into = self._out = torch.empty(elements, dtype=dtype, device=ranks.device)
+        with collectives.allocating(options.get("memory", collectives.PLAIN), ranks.device):
+            self._into = self._out = torch.empty(elements, dtype=dtype, device=ranks.device)
+            if "out_of_place" in placements(cell):
+                self._out = torch.empty_like(self._into)
         fill(self._into, ranks.rank, op, ranks.world_size)
-        if "out_of_place" in placements(cell):
-            self._out = self._into.clone()
+        self._out.copy_(self._into)
 
     def measure(self) -> None:
         """Measure every size in every placement, and write the samples. Collective."""

@@ -228,6 +228,8 @@ def refuse(cell: Cell, room: Room) -> None:
             raise Refused(f"benchmark.calls=nccl: {where}")
         if options["cuda_graph"]:
             raise Refused(f"benchmark.cuda_graph=true: {where}")
+        if "memory" in options:
+            raise Refused(f"benchmark.memory={options['memory']}: {where}")
     if calls == "torch" and cell.world_size == 1 and name == "send_recv":
         why = "one rank has no other to send to; expected two or more"
         raise Refused(f"benchmark.collective=send_recv: {why}")

@@ -5,6 +5,7 @@ Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; o
 
 import inspect
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -78,6 +79,7 @@ class NcclAllreduce(Strategy):
         broadcast_buffers: bool,
         comm_hook: str,
         powersgd_rank: int,
+        memory: str = collectives.PLAIN,
     ) -> None:
         caps_mb = bucket_cap_mb if isinstance(bucket_cap_mb, list) else [bucket_cap_mb]
         argument = "bucket_cap_mb_list" if caps_mb is bucket_cap_mb else "bucket_cap_mb"
@@ -89,6 +91,7 @@ class NcclAllreduce(Strategy):
             SYNC_BUFFERS: broadcast_buffers,
         }
         self._comm_hook, self._powersgd_rank = comm_hook, powersgd_rank
+        self._memory = memory
         self.exact = comm_hook != POWERSGD
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
@@ -115,6 +118,10 @@ class NcclAllreduce(Strategy):
         """Wrap the model in DDP, which broadcasts rank 0's weights."""
         device = next(model.parameters()).device
         ids = [device.index] if device.type == "cuda" else None
+        # Torch's own switch, read whenever DDP makes buckets, which it does again after the first
+        # step. Where the GPU has no such memory, DDP says nothing and `allocating` raises.
+        os.environ["DDP_DISABLE_COMM_MEM"] = "1" if self._memory == collectives.PLAIN else "0"
+        collectives.allocating(self._memory, device)
         self._ddp = DistributedDataParallel(model, device_ids=ids, **self._arguments)
         hook = self._hook()
         if hook:
@@ -160,14 +167,16 @@ class NcclAllreduce(Strategy):
         if self._comm_hook in (POWERSGD, comm_hooks.FP8):
             return None
         assert self._ddp is not None
-        return collectives.all_reduce(size_bytes, dtype, next(self._ddp.parameters()).device)
+        device = next(self._ddp.parameters()).device
+        with collectives.allocating(self._memory, device):
+            return collectives.all_reduce(size_bytes, dtype, device)
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
         """Start all-reduces of all buckets, then wait for them, as DDP does after backward."""
         self._gradient_bytes = sum(parameter.nbytes for parameter in parameters)
         self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
-        return DdpAlone(parameters, self._caps_bytes, self._hook())
+        return DdpAlone(parameters, self._caps_bytes, self._hook(), self._memory)
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references: links between neighbours, and the wire between hosts.
@@ -194,9 +203,13 @@ class DdpAlone(ExchangeAlone):
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], caps_bytes: Sequence[float], hook: StatefulHook | None
+        self,
+        parameters: list[nn.Parameter],
+        caps_bytes: Sequence[float],
+        hook: StatefulHook | None,
+        memory: str = collectives.PLAIN,
     ) -> None:
-        self._parameters, self._hook = parameters, hook
+        self._parameters, self._hook, self._memory = parameters, hook, memory
         self._groups = bucket_members(parameters, caps_bytes)
         copies, scale = 1, SUMMED_SCALE
         if parameters[0].is_cuda:
@@ -212,7 +225,8 @@ class DdpAlone(ExchangeAlone):
     def _buckets(self, gradients: Sequence[Tensor]) -> list[HookBucket]:
         buckets = []
         for index, group in enumerate(self._groups):
-            flat = torch.cat([gradients[member].flatten() for member in group])
+            with collectives.allocating(self._memory, gradients[0].device):
+                flat = torch.cat([gradients[member].flatten() for member in group])
             shapes = [gradients[member].shape for member in group]
             buckets.append(HookBucket(flat, shapes, index, index == len(self._groups) - 1))
         return buckets

@@ -24,12 +24,14 @@ class _OnDevices(Bucketed):
     # or tensors (elements,). Set by `choose_owned`.
     owned_weights: list[Tensor]
     owned_gradients: list[Tensor]
+    memory = collectives.PLAIN  # of the flat buckets
 
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets with the first weights. Collective."""
-        self.make_flats(order, dist.get_world_size())
         self.works: dict[int, dist.Work | None] = {}  # by bucket
-        self.choose_owned()
+        with collectives.allocating(self.memory, self.parameters[0].device):
+            self.make_flats(order, dist.get_world_size())
+            self.choose_owned()
         self._steps = [self.steps_of(weights) for weights in self.owned_weights]
 
     @abstractmethod
@@ -107,7 +109,8 @@ class Sharded(_OnDevices):
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
         """Return a reduce-scatter of gradients and an all-gather of weights."""
         weight = self.parameters[0]
-        return collectives.sharded(size_bytes, dtype, weight.dtype, weight.device)
+        with collectives.allocating(self.memory, weight.device):
+            return collectives.sharded(size_bytes, dtype, weight.dtype, weight.device)
 
 
 class Owned(_OnDevices):
@@ -154,10 +157,15 @@ class Owned(_OnDevices):
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
         """Return a reduce of gradients and a broadcast of weights; the owner is rank 0."""
         weight = self.parameters[0]
-        return collectives.owned(size_bytes, dtype, weight.dtype, weight.device)
+        with collectives.allocating(self.memory, weight.device):
+            return collectives.owned(size_bytes, dtype, weight.dtype, weight.device)
 
 
-def on_devices(bucket_cap_mb: float, comm_hook: str, reduce: str) -> Strategy:
+def on_devices(
+    bucket_cap_mb: float, comm_hook: str, reduce: str, memory: str = collectives.PLAIN
+) -> Strategy:
     """Make the strategy from the YAML's options."""
     form = Owned if reduce == "owner" else Sharded
-    return form(bucket_cap_mb, comm_hook)
+    strategy = form(bucket_cap_mb, comm_hook)
+    strategy.memory = memory
+    return strategy
