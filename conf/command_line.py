@@ -183,12 +183,12 @@ def normalise(overrides: Sequence[str]) -> list[str]:
             )
         if "${" in text:
             raise Refused(
-                f"{text}: ${{…}} is not accepted, since a record would hold the value; let the "
-                "shell expand it, or write the value"
+                f"{text}: Ringside does not expand ${{…}}; let the shell expand it, or write the "
+                "value"
             )
         if group in WITH_RULES and option.partition(".")[0] in RULES:
             raise Refused(
-                f"{text}: {option} stands in the YAML file of a {group} only; write a file of your "
+                f"{text}: only the YAML file of a {group} can set {option}; write a file of your "
                 "own and name its folder with --config-dir"
             )
         if key in GROUPS and text.startswith(f"{key}=["):

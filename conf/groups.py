@@ -178,11 +178,12 @@ class GroupChoice:
             for name in choices("strategy"):
                 if choice("strategy", name).rules.get("graph", False):
                     able.append(name)
-            return f"strategy={self.name} needs the host in each step (not so {', '.join(able)})"
+            needs = f"strategy={self.name} needs the host in each step, and a CUDA graph"
+            return f"{needs} runs without it (strategies that work: {', '.join(able)})"
         for name, limits in self.accepts.items():
             if options.get(name) in limits.get("not_in_graph", ()):
                 changing = f"strategy.{name}={options[name]}"
-                return f"{changing} changes what a step does, and a graph replays one step"
+                return f"{changing} does not do the same in each step, and a CUDA graph does"
         return ""
 
     def declared(self) -> dict[str, Any]:
@@ -347,8 +348,8 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
     for option in content:
         if not isinstance(option, str):
             raise Refused(
-                f"{path}: {option!r} is not a name of an option; one that YAML reads as something "
-                "else stands in quotes"
+                f"{path}: {option!r} is not the name of an option; put a name that YAML reads as "
+                "something else in quotes"
             )
     for fault in _faults(cast(dict[str, Any], content), rules):
         raise Refused(f"{path}: {fault}")
@@ -419,7 +420,7 @@ def options(group: str, typed: Any) -> dict[str, Any]:
         if name in RULES:
             if value != chosen.rules.get(name):
                 raise Refused(
-                    f"{full}={value}: stands in the file {group}/{chosen.name}.yaml only; "
+                    f"{full}={value}: only the file {group}/{chosen.name}.yaml can set it; "
                     f"expected the whole file, {group}={chosen.name}, or a YAML of your own in "
                     "a folder that --config-dir names"
                 )

@@ -376,8 +376,8 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
         near = _near(name, 0.85)
         if name not in OTHERS and near:
             raise Refused(
-                f"{typed}: NCCL up to 2.30 has no such variable{near}. One of a later release can "
-                "be set around launch.py: ranks inherit it"
+                f"{typed}: NCCL up to 2.30 has no such variable{near}. Set one of a later "
+                "release in the environment of launch.py: ranks inherit it"
             )
         if name in variables:
             raise Refused(f"{typed}: given twice; expected one value for {name}")
@@ -432,7 +432,7 @@ def unknown_setting(key: str, value: str) -> str:
     if effect and not _near(f"NCCL_{_field_of(name).upper()}", 0.85):
         return f"{typed}: {name} {effect}, so it cannot be set here"
     sentence = unknown_option("nccl", key, value, [*FIELDS])
-    return f"{sentence} (another variable of NCCL's: nccl.other.NCCL_NAME={value})"
+    return f"{sentence} (for another variable of NCCL: nccl.other.NCCL_NAME={value})"
 
 
 def with_configuration_files(

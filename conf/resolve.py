@@ -252,7 +252,7 @@ def _arithmetic(
     fields = {"precision": precision, "benchmark": benchmark, "optimize": optimize}
     for name, value in fields.items():
         if value in strategy.accepts.get(name, {}).get("refused", ()):
-            raise Refused(f"{name}={value}: needs another strategy than {strategy.name}")
+            raise Refused(f"{name}={value}: not possible with strategy={strategy.name}")
     for name, limits in strategy.accepts.items():
         if device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
             raise Refused(f"strategy.{name}={options[name]}: works on GPUs only")
@@ -262,7 +262,7 @@ def _arithmetic(
     if optimize not in GRAPHED:
         pass
     elif precision == "fp16":
-        reason = "the loss scaler of precision=fp16 leaves out some steps"
+        reason = "the loss scaler of precision=fp16 skips some steps, and a CUDA graph skips none"
     elif device == "cpu":
         reason = "CUDA graphs need GPUs"
     else:
@@ -393,7 +393,7 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
             if value != getattr(Model, name):
                 raise Refused(
                     f"model.{name}={value}: works only with model.inputs={IMAGES}; what your "
-                    "own model takes stands in model.options"
+                    "own model takes goes into model.options"
                 )
         return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
     if image_size == "auto":
@@ -488,8 +488,8 @@ def server_gpus(
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
         raise Refused(
-            f"strategy.max_staleness={bound}: expected at least {workers - 1}: where {workers} "
-            f"workers push in turn, each sees {workers - 1} updates of the others"
+            f"strategy.max_staleness={bound}: expected at least {workers - 1}: between two "
+            "pushes of a worker, each of the others may push once"
         )
     typed = strategy.get("server_gpus")
     if typed is None or device != "cuda":
@@ -511,7 +511,7 @@ def server_gpus(
         are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
-        which = "one" if servers == 1 else f"{servers}, joined by +,"
+        which = "one" if servers == 1 else f"{servers} (joined by +)"
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: expected auto, or {which} of the GPUs "
             f"{', '.join(map(str, ids))} (strategy.servers={servers})"

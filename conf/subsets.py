@@ -278,7 +278,7 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
             )
         if name in hosts:
             raise Refused(
-                f"{where}: host {name} stands in line {hosts[name].line} already; expected each "
+                f"{where}: host {name} is already in line {hosts[name].line}; expected each "
                 "host once, with slots=N for its ranks"
             )
         slots = re.fullmatch(r"(?:slots=([1-9][0-9]{0,3}))?", " ".join(options), re.ASCII)

@@ -55,7 +55,7 @@ def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
     [
         (b"", "names no host"),
         (b"# a\n \n", "names no host"),
-        (b"a\nb\na\n", "line 3: host a stands in line 1 already"),
+        (b"a\nb\na\n", "line 3: host a is already in line 1"),
         (b"a\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is not a name of a host"),
         (b"a:2222\n", "line 1: 'a:2222' is not a name of a host"),
         (b"user@a\n", "belong in the configuration of ssh"),

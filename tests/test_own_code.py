@@ -195,7 +195,7 @@ def test_a_changed_file_is_another_cell(timed_barrier, copied):
 
 OWN_MODEL = "model.library=python model.builder="
 IN_CONF = f"{CONF} "
-OF_A_FILE = "_target_ stands in the YAML file"
+OF_A_FILE = "only the YAML file of"
 WRONG = {
     f"{OWN_MODEL}my_package.models:biuld": "models.py defines no biuld",
     f"{OWN_MODEL}trainers.models:biuld": "models.py defines no biuld",
@@ -203,12 +203,12 @@ WRONG = {
     f"{OWN_MODEL}absent:build": "model.builder=absent:build: Python finds no module",
     f"{OWN_MODEL}build": "model.builder=build: expected a name that Python can",
     f"{OWN_MODEL}os.path:../x": "expected a name that Python can import",
-    "strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE} of a strategy",
+    "strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE} a strategy",
     "++strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE}",
     "++benchmark._target_=os.system": f"benchmark._target_=os.system: {OF_A_FILE}",
     "~strategy._target_": f"~strategy._target_: {OF_A_FILE}",
-    "++benchmark.code.refuse=os.system": "code.refuse stands in the YAML file of a benchmark only",
-    "++strategy={_target_:os.system}": "stands in the file strategy/nccl_allreduce.yaml",
+    "++benchmark.code.refuse=os.system": "only the YAML file of a benchmark can set code.refuse",
+    "++strategy={_target_:os.system}": "only the file strategy/nccl_allreduce.yaml can set it",
     f"{IN_CONF}strategy=one_by_one strategy.scale=3": "strategy.scale=3: expected a number",
     f"{IN_CONF}strategy=one_by_one strategy.size=3": "strategy.size=3: unknown option of",
     f"{IN_CONF}strategy=one_by_won": "strategy=one_by_won: did you mean one_by_one?",
@@ -304,8 +304,8 @@ WRONG_FILES = {
     "code: {resolve: my_package.barrier.measure.none}": "measure.none: cannot be imported",
     "compared: {metric: barrier/us}": "Object missing required field `less_is_better`",
     "compared: {metric: 3}": f"compared is {{'metric': 3}}: {TEXT} `int`",
-    "3: 4": "3 is not a name of an option",
-    "off: 4": "False is not a name of an option; one that YAML reads as something else stands in",
+    "3: 4": "3 is not the name of an option",
+    "off: 4": "False is not the name of an option; put a name that YAML reads as something else in",
 }
 
 

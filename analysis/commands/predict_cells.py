@@ -176,7 +176,7 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
             members = tuple(map(int, group))
             if len(set(members)) < len(members):
                 raise ValueError(
-                    f"--gpus {text!r}: a GPU stands twice in a subset; expected {GPUS_FORM}"
+                    f"--gpus {text!r}: a subset names a GPU twice; expected {GPUS_FORM}"
                 )
             subsets.append(Subset(len(members), members=members))
         return subsets
@@ -214,9 +214,7 @@ def read_nccl(text: str | None) -> dict[str, str]:
         if setting not in FIELDS:
             raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
         if setting in typed:
-            raise ValueError(
-                f"--nccl {text!r}: {name} stands there twice; expected each setting once"
-            )
+            raise ValueError(f"--nccl {text!r}: {name} is given twice; expected each setting once")
         typed[setting] = value
         if value.isascii() and value.isdigit() and len(value) < 12:
             typed[setting] = int(value)

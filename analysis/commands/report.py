@@ -109,7 +109,7 @@ def _bundle(arguments: argparse.Namespace) -> int:
         folder = StudyPath.of(text).folder
         several += _studies(folder) or [folder]
     if len(several) > 1:
-        raise ValueError(f"--bundle takes one study, not {len(several)}: make one of each")
+        raise ValueError(f"--bundle takes one study, not {len(several)}: run it once for each")
     try:
         archive = bundle(several[0], arguments.output)
     except WrongStudy as error:

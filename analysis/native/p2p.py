@@ -295,7 +295,7 @@ def parse_bandwidths(text: str) -> list[list[float]]:
         matrix = json.loads(text)
     except (ValueError, RecursionError):
         raise UnreadableInput(
-            "not JSON; expected that of `python -m analysis p2p`, or a matrix"
+            "not JSON; expected the JSON of `python -m analysis p2p`, or of a matrix"
         ) from None
     for key in ("tables", "p2p", "matrices", _BANDWIDTH):
         if isinstance(matrix, dict):

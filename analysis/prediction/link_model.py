@@ -252,7 +252,9 @@ class LinkModel:
             return self._nearest[key]
         what_to_add = "; add a training run of several ranks, or one of benchmark=collectives"
         if across_hosts:
-            what_to_add = " between hosts; add a training run with nodes=, or describe it by --net"
+            what_to_add = (
+                " between hosts; add a run with nodes=, or describe the network with --net"
+            )
         raise ValueError(f"no {kind} {wire.way} was measured{what_to_add}")
 
 

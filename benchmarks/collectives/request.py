@@ -218,7 +218,7 @@ def refuse(cell: Cell, room: Room) -> None:
     if not measured:
         why = "overwrites its input in torch.distributed"
         if placement == "in":
-            why = "has no form in place"
+            why = "cannot run in place"
         accepted = f"expected {'out' if placement == 'in' else 'in'} or both"
         raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
     calls, coalesced = options["calls"], options["coalesced"]

@@ -39,9 +39,9 @@ def refuse(cell: Cell, room: Room) -> None:
     nx, ny, exchange = options["nx"], options["ny"], options["exchange"]
     ranks, device = cell.world_size, cell.device
     if ny - 2 < ranks:
-        hint = "; auto is benchmark.nx" if nx == ny else ""
+        hint = " (auto: as many as benchmark.nx)" if nx == ny else ""
         raise Refused(
-            f"benchmark.ny={ny}: has {ny - 2} inner rows for {ranks} ranks; "
+            f"benchmark.ny={ny}: too few rows for {ranks} ranks; "
             f"expected at least {ranks + 2}{hint}"
         )
     if exchange not in EXCHANGES[device]:

@@ -127,10 +127,10 @@ def _topology(config: Config, topology_text: str | None) -> Topology:
             return parse_topology(topology_text)
         return read_topology(config.topology)
     except (UnreadableInput, OSError) as error:
-        typed = f"gpus={','.join(config.gpus)}"
+        why = f"gpus={','.join(config.gpus)}: needs the machine's topology"
         if config.topology:
-            typed = f"topology={config.topology}"
-        raise Refused(f"{typed}: needs the machine's topology; {said(error)}") from None
+            why = f"topology={config.topology}: cannot be read as a topology"
+        raise Refused(f"{why}; {said(error)}") from None
 
 
 def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:

@@ -137,7 +137,7 @@ def choose_replicates(
     if config.repeats > 1:
         if pairs not in ("auto", 0):
             raise Refused(
-                f"noise_pairs={pairs}: expected auto and 0 with repeats={config.repeats}, "
+                f"noise_pairs={pairs}: expected auto or 0 with repeats={config.repeats}, "
                 "which measures every configuration again"
             )
         return []

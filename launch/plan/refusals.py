@@ -130,7 +130,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "hosts",
         lambda config: config.hosts is not None and config.engine.name in ("slurm", "env"),
-        "works only with engine=ssh and engine=command; the hosts of a job are its nodes",
+        "works only with engine=ssh or engine=command; in a job the hosts are its nodes",
     ),
     Refusal(
         "strategy.bucket_cap_mb",
@@ -189,7 +189,7 @@ REQUEST_REFUSALS = (
             config.engine.ssh_config is not None
             and not expand_path("engine.ssh_config", config.engine.ssh_config).is_file()
         ),
-        "is not a file; expected one of this machine, as ssh -F has it",
+        "is not a file; expected a configuration file of ssh on this machine",
     ),
     Refusal(
         "engine.python",
@@ -351,8 +351,8 @@ def refuse_one_host_only(config: Config, sets: Sequence[Sequence[str]]) -> None:
     for choice in chosen:
         if not choice.several_hosts:
             raise Refused(
-                f"{choice.group}={choice.name}: works inside one host; use one host a "
-                "run (nodes=each), or another choice"
+                f"{choice.group}={choice.name}: works on one host only; use one host for "
+                f"each run (nodes=each), or another {choice.group}"
             )
 
 

@@ -30,7 +30,7 @@ LOCK_WAIT_S = 20.0  # for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # for another launcher that holds the lock: it may be making the store
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 ACCEPTED = (
-    "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and "
+    "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST or "
     "databricks"
 )
 # Defaults for MLflow's variables; it reads them when it is imported, or at each request.
