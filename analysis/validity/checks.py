@@ -87,13 +87,14 @@ MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keep
 OTHER_CODES = {
     "setting_ignored": (
         "invalid",
-        "NCCL did not take a setting: its log would name the setting",
-        "Check the spelling, and in nccl/*.log of the run whether this NCCL version knows it.",
+        "by NCCL's log, a setting was not taken or has another value",
+        "Check the spelling. See in nccl/*.log of the run whether this NCCL version knows it.",
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids. With P2P_LEVEL it is only suspect: "
-        "P2P over a longer path than the level allows (NVL apart), or no P2P where it is allowed",
+        "NCCL connected GPUs in a way that a setting forbids. With P2P_LEVEL two cases are "
+        "only suspect: P2P over a longer path than the level allows (with NVL it is invalid), and "
+        "no P2P where the level allows it",
         "Look at nccl/*.log of the run: another setting or a missing permission may override this "
         "one.",
     ),

@@ -59,7 +59,7 @@ GRAPHS = {"compile": "compile_graph", "max": "max_graph"}  # the same optimize a
 
 @check("invalid", "the times of the GPU and of the host differ: {}")
 def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
-    """the same steps took another time by the GPU's clock than by the host's, by more than
+    """the GPU's clock and the host's clock disagree on the time of the same steps by more than
     {clock_limit}
     """
     if record.cell.device != "cuda":
@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the timed windows are shorter than what passed: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs: every timed window is at least 1.5 % shorter by its two clocks than by the time
-    stamps of the rank's lines
+    """on GPUs: every timed window is at least 1.5 % shorter by the GPU's and the host's clock than
+    by the time stamps in the rank's file
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -97,7 +97,9 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the exchange cannot have been complete: {}")
 def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange took less than 1 ÷ 1.2 of the time of its reference: it was hardly awaited"""
+    """the exchange was more than 1.2 times as fast as its reference: probably it was not
+    complete when its time was taken
+    """
     ratio = record.metrics.get("comm/ideal_ratio")
     if ratio is not None:
         if ratio <= MOST_OF_REFERENCE:
@@ -115,8 +117,8 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
     "the exchange was faster than its reference: {} (the reference is simpler code and no limit)",
 )
 def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange took less than 1 ÷ 1.05 of the time of its reference: simpler code is not always
-    faster
+    """the exchange was more than 1.05 times as fast as its reference: the reference is simpler
+    code, and that is not always faster
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     # above MOST_OF_REFERENCE it is faster_than_reference
@@ -168,7 +170,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
     """pauses inside steps took more than {pause_limit} of the time. On CPU workers: more than 3
-    times that with a pause of at least 15 ms, or more than 3 % in all
+    times that, or more than 3 % where no pause took 15 ms
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit
@@ -217,8 +219,8 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """averaged over all timed windows, iteration by iteration, the step time changed or drifted as
-    in not_stationary
+    """the step time changed in the same way in every timed window: the check not_stationary, made
+    on the mean of all windows, iteration by iteration
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
@@ -325,15 +327,17 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
     if share <= MOST_OF_DATA or ends[0] <= 0:
         return None
     return (
-        f"it takes {100 * share:.1f} % of a step ({cost_ms:.3g} ms), because steps on batches that "
-        f"are on the device already are so much shorter; allowed {100 * MOST_OF_DATA:.0f} %. "
+        f"with batches that are already on the device, steps are {cost_ms:.3g} ms shorter "
+        f"({100 * share:.1f} % of a step, allowed {100 * MOST_OF_DATA:.0f} %). "
         f"In each step the host waits {wait_ms:.3g} ms for data"
     )
 
 
 @check("suspect", "time between the steps is missing in their times: {}")
 def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
-    """CPU workers: more than 2 % of the time, and 0.1 ms a step, is between steps, in no sample"""
+    """on CPU workers: more than 2 % of the time, and more than 0.1 ms a step, passed between steps
+    and is in no step time
+    """
     if record.cell.device == "cuda":
         return not_applicable("on GPUs clocks_disagree checks this")
     share = record.checks.get("between_steps_share")
@@ -421,8 +425,8 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
-    """the efficiency is at least 100.5 %, and above 100 % by more than 3 standard deviations of
-    the ratio of both rates; above 102 % where the scatter between runs is unknown
+    """the efficiency is above 100 % by more than 0.5 % and by more than 3 standard deviations of
+    the ratio of both rates. Where the scatter between runs is unknown: above 102 %
 
     Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """
@@ -447,11 +451,11 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("finding", "GPUs computed more slowly together than alone: {}", since=7)
 def slower_together(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs compute more slowly together than alone: at equal clocks and batch, steps without
-    exchange were longer than whole steps of the baseline, by more than 1 % and twice the noise of
-    the run
+    """GPUs compute more slowly together than alone. At equal clocks and batch, their steps without
+    exchange were longer than whole steps of the baseline, by more than 1 % and by more than twice
+    the noise of the run
 
-    Measure the baseline again with repeats=3: it was measured too fast, or GPUs slow one another.
+    Measure the baseline again with repeats=3: it was too fast, or GPUs slow one another down.
     """
     cell, step_ms, cost_ms = record.cell, record.metrics.get(STEP), record.metrics.get(COST)
     share = record.metrics.get(AT_EQUAL_CLOCKS, record.metrics.get(EFFICIENCY))

@@ -325,8 +325,8 @@ def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     since=7,
 )
 def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the windows of a rank hold other iterations than its heartbeats counted: one is missing, cut
-    or written twice
+    """the windows of a rank hold more or fewer iterations than its heartbeats counted: a window is
+    missing, cut or written twice
     """
     count = record.checks["iterations_missing"]
     if not count:
@@ -353,8 +353,9 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     "invalid", "the precision is not the one that was asked for: {}", needs="arithmetic", twice=True
 )
 def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
-    """autocast, TF32 or more than 5 % of the layers (of a user's own model: half of them) computed
-    in another precision than asked
+    """the run computed in another precision than asked. One of these is enough: autocast or TF32
+    was not as asked; more than 5 % of the layers (of a user's own model: half of them) returned
+    another dtype
 
     Ask for the precision that the model uses, or change the model's dtypes.
     """

@@ -224,10 +224,10 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program began on these GPUs after the start: {}", since=7)
 def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
-    """another program began while steps were timed: the driver lists one more process, or memory
-    that is not the run's grew by more than {foreign_growth_gib}. Only suspect if the driver does
-    not say whose memory it is, or if every GPU was busy for longer than these steps need: by more
-    than {foreign_busy_share} of the time plus the error of the mean
+    """another program began while steps were timed. Invalid: the driver lists one more process, or
+    memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
+    much, and the driver does not say whose it is; or every GPU was busy for longer than these steps
+    need, by more than {foreign_busy_share} of the time plus the error of the mean
 
     Stop the other programs on these GPUs and run again.
     """

@@ -110,7 +110,7 @@ _TABLE = (
         column="per GPU",
         formula="images per second ÷ GPUs",
     ),
-    _plain("throughput/images", "images that were counted", "images"),
+    _plain("throughput/images", "images of the timed steps", "images"),
     _more(
         "throughput/tokens_per_second",
         "tokens per second",
@@ -118,7 +118,7 @@ _TABLE = (
         column="tokens/s",
         formula="tokens of all ranks ÷ time of the slowest rank",
     ),
-    _plain("throughput/tokens", "tokens that were counted", "tokens"),
+    _plain("throughput/tokens", "tokens of the timed steps", "tokens"),
     _plain("throughput/seconds", "time of the slowest rank"),
     _more("script/printed_per_second", "median of the rates that the script prints"),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
@@ -226,7 +226,7 @@ _TABLE = (
     _plain(
         "comm/ideal_ms", "time of plain collectives or copies of the same bytes (the reference)"
     ),
-    _less("comm/pipelined_ms", "time per exchange where each begins before the last one ends"),
+    _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(
         "comm/pipelined_ratio",
         "speed of overlapping exchanges as a share of the reference",
@@ -294,9 +294,11 @@ _TABLE = (
     _plain("gpu/power_capped_share", "share of samples at which the power cap slowed the GPU"),
     _plain("reference/<way>_ms", "time of one reference for the same bytes"),
     _less("stage/<name>_ms", "one stage of the exchange, by itself"),
-    _less("staleness/mean", "mean staleness", "updates", decimals=2),
-    _less("staleness/max", "largest staleness", "updates"),
-    _plain("staleness/updates", "updates", "updates"),
+    _less(
+        "staleness/mean", "mean of the updates between a pull and its push", "updates", decimals=2
+    ),
+    _less("staleness/max", "most updates between a pull and its push", "updates"),
+    _plain("staleness/updates", "updates whose staleness was counted", "updates"),
     _less("trace/comm_ms_per_step", "communication per step"),
     _less(
         "trace/exposed_ms_per_step",
@@ -304,7 +306,7 @@ _TABLE = (
         column="exposed by trace",
         signed=True,
     ),
-    _less("trace/exposed_in_gaps_ms_per_step", "exposed in gaps between kernels"),
+    _less("trace/exposed_in_gaps_ms_per_step", "exposed communication in gaps between kernels"),
     _more("trace/overlapped_ms_per_step", "overlapped communication"),
     _less("trace/wait_ms_per_step", "waiting for the last rank", signed=True),
     _less("trace/{nccl|gloo}_avg_us", "mean time of a collective"),
@@ -333,9 +335,9 @@ _TABLE = (
         formula="algbw × the factor that nccl-tests has for the collective",
     ),
     _more("collectives/algbw_gb_per_s", "algbw", formula="bytes ÷ time of a call"),
-    _more("collectives/avg_busbw_gb_per_s", "average busbw"),
+    _more("collectives/avg_busbw_gb_per_s", "mean busbw of all sizes"),
     _more("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size"),
-    _less("collectives/latency_us", "latency"),
+    _less("collectives/latency_us", "time of the smallest message"),
     _less("collectives/alpha_us", "α, the latency of the smallest messages"),
     _more("collectives/beta_gb_per_s", "β, the bandwidth of the largest messages"),
     _less("collectives/fit_rms_error", "error of the α–β line", "%"),
@@ -355,10 +357,10 @@ _TABLE = (
     _less("jacobi/solve_seconds", "time of each solve"),
     _less("jacobi/one_gpu_solve_seconds", "time of each solve on one GPU"),
     _plain("jacobi/iterations", "iterations", "iterations"),
-    _plain("jacobi/norm", "norm of the last iteration"),
+    _plain("jacobi/norm", "L2 norm of the last change"),
     _more("jacobi/stencil_gb_per_s", "memory bandwidth of the stencil"),
     _more("jacobi/copy_gb_per_s", "memory bandwidth of a copy of the grid"),
-    _more("jacobi/copy_share", "stencil ÷ copy"),
+    _more("jacobi/copy_share", "memory bandwidth of the stencil ÷ that of a copy"),
     _more("p2p/unidirectional_enabled_gb_per_s", "one-way copy", first=True),
     _more("p2p/unidirectional_disabled_gb_per_s", "one-way copy without peer access", first=True),
     _more("p2p/bidirectional_enabled_gb_per_s", "copies both ways"),
