@@ -99,7 +99,7 @@ def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):
     assert "Best guess: nccl_allreduce" in capsys.readouterr().out, "there is no other"
     assert main(["advise", str(SETTINGS), "--gpus", "0+3"]) == 0
     printed = capsys.readouterr().out
-    assert "Which is fastest is not known." in printed and "Best guess" not in printed
+    assert "It is not known which is fastest." in printed and "Best guess" not in printed
     assert "Too few repeats for a ± (repeats=5 gives one)" in printed
     assert " ~ " not in printed and printed.count("repeats=5\n") == 1
 
@@ -194,7 +194,7 @@ def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tm
     assert main(["advise", study, "--gpus", "0"]) == 0
     printed = capsys.readouterr().out
     first = "Highest rate: nccl_allreduce on CPU worker 0 with batch 16 (988 images/s, measured)."
-    assert first in printed and "Which is fastest is not known." in printed
+    assert first in printed and "It is not known which is fastest." in printed
     assert "cross-validation" not in printed and "asynchronous" not in printed
     assert main(["predict", study, "--gpus", "0", "--batch", "32"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -244,7 +244,7 @@ def test_advise_names_the_fastest_of_the_report(name, capsys):
     assert main(["advise", str(DATA / name), "--gpus", gpus]) == 0
     printed = capsys.readouterr().out
     if ranking.fastest is None:
-        assert "Which is fastest is not known." in printed
+        assert "It is not known which is fastest." in printed
         return
     assert f"Fastest: {ranking.fastest.runs.strategy} on GPUs" in printed
     for tied in ranking.standing(TIED):

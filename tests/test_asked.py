@@ -110,7 +110,7 @@ def test_it_goes_on_where_the_records_end_and_says_what_is_open():
     first = [record for record in every if record.cell.repeat == 0]
     done = replay(asked, first)
     assert set(done.pending) == {0, 1} and not is_answered(done)
-    assert answer(asked, done)[0].startswith("Open: none leads; ")
+    assert answer(asked, done)[0].startswith("Undecided: none leads, but ")
     assert "would take about" not in answer(asked, replay(asked, []))[-1]
 
 

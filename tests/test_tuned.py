@@ -92,7 +92,7 @@ def test_the_fastest_is_confirmed_with_new_runs_and_written(tmp_path):
     # An interruption, or a budget, after any run: the same race goes on.
     for number, record in enumerate(records):
         state = replay(asked, records[:number])
-        assert not is_answered(state) and answer(asked, state)[0].startswith("Open: ")
+        assert not is_answered(state) and answer(asked, state)[0].startswith("Undecided: ")
         key = dataclasses.replace(record.cell, repeat=0).key
         assert state.keys[state.pending[0]] == key and recommended(asked, state) == {}
         assert len(state.records[state.pending[0]]) == record.cell.repeat

@@ -186,7 +186,7 @@ def _by_runs(
     if len(ends) == 2 * len(measured):
         why = ""
         if lent_by:
-            why = f"too few repeats for a ± of its own; the one shown is taken from {lent_by}"
+            why = f"too few repeats for an interval of its own; the one shown rests on {lent_by}"
         return RankedCell(candidate, rate, min(ends), max(ends), runs, standing, why=why)
     return RankedCell(candidate, rate, runs=runs, standing=standing, why=NO_VARIATION)
 
@@ -382,7 +382,7 @@ def _advice_sentences(ranked: Sequence[RankedCell], names: Mapping[RankedCell, s
         words = f"Fastest: {configuration}"
     elif len(ranked) > 1 and first.why:
         why = sentence(first.why)
-        return f"Which is fastest is not known. Highest rate: {configuration}. {why}"
+        return f"It is not known which is fastest. Highest rate: {configuration}. {why}"
     tied = [names[cell] for cell in ranked if cell.standing == TIED and first.standing == FASTEST]
     if tied:
         words += f"; tied with {join_words(tied, 3)}"

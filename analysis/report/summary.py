@@ -102,8 +102,9 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
             answers = [*settings, *order]
     elif main.point.efficiency is not None or not answers[:-2]:
         answers = [*own, *settings, *order]
-    first = f"{answers[0]} {models}".strip()
-    answers = list(filter(None, [doubt(study, main.point), first, network, *answers[1:]]))
+    beside = own[0] if own[0] in answers else answers[0]
+    answers[answers.index(beside)] = f"{beside} {models}".strip()
+    answers = list(filter(None, [doubt(study, main.point), answers[0], network, *answers[1:]]))
     # The last ones are left out where there are more than a screen has room for.
     by_weight = [invalid, *answers[:2], subject]
     if following != COMPARE:
@@ -395,7 +396,8 @@ def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None
         times = " to ".join(dict.fromkeys((number(times_as_long[0]), number(times_as_long[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
     if causes:
-        line += f": {', and '.join(causes)}"
+        line += f". {sentence(', and '.join(causes))}"
+        return line
     return f"{line}."
 
 

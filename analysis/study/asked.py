@@ -296,7 +296,7 @@ def _stage_sentences(asked: Asked, stage: RaceState) -> list[str]:
     if stage.size_bytes is not None:
         where = f"{stage.size_bytes:,} bytes: "
     if stage.last is None:
-        return [f"{where}Open: not every candidate has run."]
+        return [f"{where}Undecided: not every candidate has run."]
     return [where + line for line in sentences[asked.question.kind](asked, stage.last)]
 
 
@@ -376,7 +376,7 @@ def _fastest(asked: Asked, look: Look) -> Iterator[str]:
     rivals = _others(asked, look, OPEN)
     if rivals:
         parts = [f"{rival} ({_interval(standing)})" for rival, standing in rivals]
-        yield f"Open: {name} leads; {join_words(parts, MOST_NAMED)} may be faster."
+        yield f"Undecided: {name} leads, but {join_words(parts, MOST_NAMED)} may be faster."
     elif tied:
         yield (
             f"Fastest: {name}, tied with {join_words(tied, MOST_NAMED)} (no other is more than "
@@ -398,7 +398,7 @@ def _differs(asked: Asked, look: Look) -> Iterator[str]:
         if standing.state == EQUAL:
             yield f"{name} is as fast as {first} within {margin} ({ends})."
         elif standing.state == OPEN:
-            yield f"Open: {name} against {first}: {ends}."
+            yield f"Undecided: {name} against {first}: {ends}."
         else:
             by = percent(abs(standing.difference))
             least, most = sorted((abs(standing.low), abs(standing.high)))
@@ -410,9 +410,9 @@ def _gains(asked: Asked, look: Look) -> Iterator[str]:
     first, margin = asked.names[0], percent(asked.question.margin)
     states = [standing.state for standing in look.standings]
     if states[0] == FAILED:
-        yield f"Open: {first} has no result, so nothing is compared with it."
+        yield f"Undecided: {first} has no result, so nothing is compared with it."
     elif look.reference:
-        yield f"Open: {asked.names[look.reference]} leads the search."
+        yield f"Undecided: {asked.names[look.reference]} leads the search."
     elif OPEN not in states and FASTER not in states:
         shown = "is shown to be" if EQUAL in states[1:] else "is"
         yield f"Nothing to gain: no setting {shown} more than {margin} faster than {first}."
@@ -426,7 +426,7 @@ def _gains(asked: Asked, look: Look) -> Iterator[str]:
         elif standing.state == EQUAL:
             yield f"{name}, the fastest of the search, is not in new runs {ends}."
         elif standing.state == OPEN:
-            yield f"Open: {name} against {first} {ends}."
+            yield f"Undecided: {name} against {first} {ends}."
 
 
 def recommended(asked: Asked, state: RaceState) -> dict[str, str]:
@@ -460,7 +460,7 @@ def _scales(asked: Asked, look: Look) -> Iterator[str]:
         if standing.state == BELOW:
             yield f"With {further} it is {100 * (1 + standing.difference):.1f} % ({ends})."
         elif standing.state == OPEN and not math.isnan(standing.difference):
-            yield f"Open: with {further} it is {ends}."
+            yield f"Undecided: with {further} it is {ends}."
 
 
 def summary(

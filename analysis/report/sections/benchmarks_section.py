@@ -347,15 +347,16 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
             parts.append(f"{meaning} {', '.join(texts)}")
     if parts:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
-    together = []
+    totals, shares = [], []
     for pattern, what in PATTERNS.items():
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
         share = median_and_interval(runs, f"p2p/{pattern}_share")
         if total and share:
-            kept = f"each keeps at least {share} of the rate it has alone"
-            together.append(f"{what} reach {total} GB/s together, and {kept}")
-    if together:
-        yield f"Copies at the same time: {'; '.join(together)}."
+            totals.append(f"{what} {total}")
+            shares.append(f"{what} {share}")
+    if totals:
+        text = f"Copies at the same time, in GB/s together: {', '.join(totals)}. Each copy keeps"
+        yield f"{text} at least this share of the rate that it has alone: {', '.join(shares)}."
 
 
 def jacobi(study: Study, findings: Findings) -> Section:
