@@ -351,7 +351,9 @@ def measured_doubts(
                 low, high = share.low or share.value, share.high or share.value
                 if not low - LEAST_ERROR <= own <= high + LEAST_ERROR:
                     forecast_share = number(own, "share")
-                    lines.append(f"{what} is not the forecast, {forecast_share}: trust the run.")
+                    lines.append(
+                        f"{what} differs from the forecast, {forecast_share}: trust the run."
+                    )
                     if own > share.value:
                         most[query.workload, query.strategy] = query, float(share.value)
     return lines, most

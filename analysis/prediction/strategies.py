@@ -62,7 +62,7 @@ def _through_host(
 ) -> tuple[Draws, Draws]:
     """Return copies through host memory, of each rank's share or of everything."""
     if query.hosts > 1:
-        raise ValueError("what host memory sends between hosts is not in the model")
+        raise ValueError("the model lacks exchanges through host memory between hosts")
     moved = sent + returned
     if query.option("staging", "full") == "full":
         return links.host_copies(query.gpus, query.gpus * moved), constant(0.0)

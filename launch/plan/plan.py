@@ -135,7 +135,7 @@ def plan(
         refuse_question(question, first, searched, folder)
         notices.append(
             f"ask={question.kind}: {count(len(searched), 'candidate')}, each first once, then "
-            "those between which it is open"
+            "those that are undecided"
         )
         candidates = list(map(PlannedCell, searched))
         notices = list(dict.fromkeys(notices))
