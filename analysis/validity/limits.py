@@ -169,8 +169,8 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
-    """pauses inside steps took more than {pause_limit} of the time. On CPU workers: more than 3
-    times that, or more than 3 % where no pause took 15 ms
+    """pauses inside steps took more than {pause_limit} of the time. On CPU workers the limit is
+    3 times that, and 3 % where no pause took more than 15 ms
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit
