@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from analysis.findings.communication import disagreement, with_values
 from analysis.validity.checks import judged
+from analysis.validity.effective import observe
 from analysis.validity.fast_paths import NEED_TUNING, asked_of_nccl
 from benchmarks import record as records
-from benchmarks.record import CellFolder, Failure, Record, RecordError
+from benchmarks.record import CellFolder, Failure, Record, RecordError, safe_files
 from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
@@ -30,6 +31,8 @@ from launch.supervision.supervise import Outcome
 from launch.supervision.watch import Watch
 
 TUNING_PASS = "benchmarks.training.passes.tuning"
+# Of an untimed pass: a line for every collective, with NCCL's choice.
+CHOICES = {"NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING,REG"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +106,7 @@ class CellRunner:
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             with self.study.timed_step(token, "profiled pass"):
-                record = self._profiled(record, folder, token, caches, progress)
+                record = self._profiled(record, folder, token, caches, progress, study_records)
         record = judged(record, self.config.validity)
         self.study.end(folder, record)
         return record
@@ -156,8 +159,7 @@ class CellRunner:
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return
-        added = {**caches, "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING,REG"}
-        outcome = self._run(cell, inside, token, added, lambda watch: None)
+        outcome = self._run(cell, inside, token, {**caches, **CHOICES}, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 
@@ -168,18 +170,30 @@ class CellRunner:
         token: str,
         caches: Mapping[str, str],
         progress: Callable[[Watch], None],
+        study_records: Sequence[Record],
     ) -> Record:
-        """Return the record with what the profiled pass gave; as it is if the user stopped it."""
+        """Return the record with what the profiled pass gave; as it is if the user stopped it.
+
+        The pass of a script is its tuning pass too.
+        """
         from launch.profiled_pass import profiled  # with numpy, which a plan does not need
 
+        tunes = record.cell.runs_script and record.cell.device == "cuda"
+        added = {**caches, **CHOICES} if tunes else caches
+
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
-            return self._run(untimed, inside, token, caches, progress, command)
+            return self._run(untimed, inside, token, added, progress, command)
 
         trace = profiled(record.cell, folder, self.nsys, run)
         if trace.finding.severity == "unchecked":
             if self.stopping():
                 return record
             self.note(f"{record.cell.name}: {trace.finding.sentence}")
+        if tunes and folder.profile.nccl_logs():
+            safe_files.make_folder(folder.tuning.path)
+            folder.profile.nccl_conf.parent.rename(folder.tuning.nccl_conf.parent)
+            effective = observe(record, folder, study_records, self.study.folder_of)
+            record = dataclasses.replace(record, effective=effective)
         metrics = record.metrics | trace.metrics
         findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
         return dataclasses.replace(

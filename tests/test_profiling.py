@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from build import ROOT, make_cell, make_record
+from build import ROOT, composed_cell, make_cell, make_record
 from traces import GEMM, REDUCE, make_export, two_ranks
 
 from analysis.findings.communication import disagreement
@@ -72,19 +72,20 @@ def fake(folder, *lines):
     return path
 
 
-def one_pass(tmp_path, nsys, device="cpu", **engine):
+def one_pass(tmp_path, nsys, device="cpu", cell=None, **engine):
     """The profiled pass of a cell in an empty folder: its finding, and the record with the pass."""
-    cell = make_cell(profiler="nsys", profiler_options=OPTIONS)
+    cell = dataclasses.replace(cell or make_cell(), profiler="nsys", profiler_options=OPTIONS)
     machine = Machine("cpu", (Device(0, "GPU-0"), Device(1, "GPU-1")), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     surrounding, notes = {**os.environ, **PLANTED, **KEPT}, []
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
     here = RunEnvironment(machine, {})
-    runner = CellRunner(config, here, None, None, local, nsys, lambda: False, notes.append)
+    study = SimpleNamespace(folder_of=lambda record: folder)
+    runner = CellRunner(config, here, study, None, local, nsys, lambda: False, notes.append)
     folder = CellFolder(tmp_path)
     on_device = dataclasses.replace(cell, device=device)
     record = make_record(cell=on_device, metrics={}, tables={}, effective={})
-    traced = runner._profiled(record, folder, TOKEN, {}, lambda watch: None)
+    traced = runner._profiled(record, folder, TOKEN, {}, lambda watch: None, [])
     local.close()
     assert processes.of(TOKEN) == []
     (finding,) = traced.effective["findings"]
@@ -218,6 +219,23 @@ def test_a_pass_on_gpus_gives_its_trace_and_nsys_sees_no_secret(tmp_path):
     assert names == {"trace.nsys-rep", "trace.sqlite.gz"}
     seen = (tmp_path / "env.txt").read_text()
     assert SECRET not in seen and all(f"{name}={value}" in seen for name, value in KEPT.items())
+
+
+def test_the_pass_of_a_script_tells_what_nccl_chose(tmp_path, hydra):
+    """It is its tuning pass too: NCCL's logs lie where those of one do. Only scripts keep variables."""
+    ran = f"benchmark.run=[{ROOT}/tests/data/own_code/src/ddp.py]"
+    cell = dataclasses.replace(composed_cell("benchmark=script", ran), device="cpu")
+    log = ROOT / "tests" / "data" / "nccl_h200_x8_default.log"
+    lines = f"ranks; cp {log} $folder/nccl/host.1.log", f"env > {tmp_path}/env.txt; exit 1"
+    _, traced = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"), "cuda", cell)
+    chosen = {(one["function"], one["bytes"]): one for one in traced.effective["choices"]}
+    assert (
+        chosen["AllReduce", 17348864]["protocol"] == "LL128"
+        and "tuning/nccl/host.1.log" in traced.raw_sha256
+    )
+    seen = (tmp_path / "env.txt").read_text()
+    assert "NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,TUNING,REG" in seen
+    assert f"PLAIN={SECRET}" in seen and "PLANTED_API_KEY" not in seen
 
 
 def test_ranges_without_any_kernel_are_no_trace_of_a_gpu(tmp_path):

@@ -1,17 +1,21 @@
 """`benchmark=script`: steps of a foreign script, its rate, and what is refused."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from build import ROOT, composed_cell, without_entry
+from build import ROOT, composed_cell, run_of, without_entry
 
 from analysis.__main__ import main as analysis
 from analysis.findings.examine import findings_of
+from analysis.nccl.log import parse_nccl_log
+from analysis.report.sections.benchmarks_section import choice_of, script
 from analysis.report.sections.losses_section import traces
-from analysis.study.study import open_study
+from analysis.study.study import Study, open_study
+from analysis.validity.effective import choices_of
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import read_study
 from benchmarks.script.derive import derive, is_enough, warm_up_end
@@ -190,6 +194,32 @@ def test_steps_of_a_script_are_traced_in_a_run_of_their_own(folder):
     said = many.effective["findings"][0]["sentence"]
     assert "ended before 900 steps and 4 traced ones" in said, said
     assert analysis(["verify", str(study.folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("log", "rows"),
+    {
+        "nccl_h200_x8_default.log": {("all_reduce", 17348864): "Ring LL128", ("broadcast", 16): "Ring LL"},
+        "nccl_dialects/2.30.7.log": {
+            ("all_gather", 443904334): "Tree LL128", ("reduce_scatter", 443904334): "",
+        },
+    }.items(),
+)  # fmt: skip
+def test_a_collective_of_a_step_has_the_algorithm_that_nccl_logged(hydra, folder, log, rows):
+    choices = choices_of(parse_nccl_log((ROOT / "tests" / "data" / log).read_text()))
+    exchanges = [{"kind": kind, "bytes": size, "calls": 1.0} for kind, size in rows]
+    cell = composed_cell("benchmark=script", "benchmark.run=steps.py")
+    record = run_of(cell, 0, 1.0, tables={"exchanges": {"rows": exchanges}})
+    logged = dataclasses.replace(record, effective={"choices": choices})
+    (table,) = script(Study.of([logged]), None).tables
+    assert [row[-1] for row in table.rows] == list(rows.values())
+    shares = {"kind": "reduce_scatter", "bytes": 2 * 955}  # of two ranks
+    choice = {"function": "ReduceScatter", "bytes": 955, "algorithm": "NVLS", "protocol": "Simple"}
+    other = choice | {"algorithm": "Ring"}
+    logged = dataclasses.replace(record, effective={"choices": [choice, other]})
+    assert choice_of(shares, logged) == "NVLS Simple + Ring Simple"
+    (table,) = script(Study.of([record]), None).tables
+    assert "algorithm, protocol" not in [column.heading for column in table.columns]
 
 
 @pytest.mark.needs("nsys")

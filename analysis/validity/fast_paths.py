@@ -108,7 +108,8 @@ def _judged(setting: str, code: str, effective: Facts) -> Proof:
 
 def _chosen(words: str) -> Callable[[Facts], Proof]:
     def look(effective: Facts) -> Proof:
-        proof: Proof = (None, "NCCL's log has no TUNING line; tuning_pass=true writes them")
+        writes = "tuning_pass=true, for a script profiler=torch, writes them"
+        proof: Proof = (None, f"NCCL's log has no TUNING line; {writes}")
         for row in effective.get("choices", ()):
             choice = f"{row['algorithm']} {row['protocol']}"
             line = f"{row['function']} of {row['bytes']} bytes: {choice}"

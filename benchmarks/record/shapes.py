@@ -309,6 +309,7 @@ TABLES = named(
         "seconds": SECONDS,
         "compiling": SECONDS,
         "fast_paths": required(rows=whole_rows(rank=Count)),
+        "exchanges": required(rows=whole_rows(kind=str, bytes=Count)),
         "ranks/own_ms": list[Number],
         "trace": dict[str, Any],
     }

@@ -283,13 +283,32 @@ def script(study: Study, findings: Findings) -> Section:
     """Return which collectives a step of each script holds."""
     rows = []
     for record in records_of(study, "script"):
-        rows += [row | {"cell": run_name(record)} for row in _rows_of(record, "exchanges")]
+        for row in _rows_of(record, "exchanges"):
+            rows.append(row | {"cell": run_name(record), "choice": choice_of(row, record)})
     columns = [Column("cell", "run"), Column("kind", "collective")]
     columns += [Column(name, name, kind="number") for name in ("calls", "bytes", "ms")]
     columns.append(Column("busbw_gb_per_s", "busbw, GB/s", kind="number"))
+    if any(row["choice"] for row in rows):  # NCCL's log of a traced pass has them
+        columns.append(Column("choice", "algorithm, protocol"))
     caption = "Collectives of a step, by torch's flight recorder; the bytes of one rank."
     tables = (Table.of("exchanges", caption, columns, rows),) if rows else ()
     return Section("exchanges", "Collectives of a step", tables=tables)
+
+
+def choice_of(exchange: Mapping[str, Any], record: Record) -> str:
+    """Return NCCL's algorithm and protocol for a collective of a step: `Ring Simple`.
+
+    Several, of communicators that choose otherwise, are joined by ` + `; none is ''.
+    """
+    size = exchange["bytes"]
+    if exchange["kind"] == "reduce_scatter":  # NCCL counts what a rank receives, of all ranks
+        size /= record.cell.world_size
+    choices: dict[str, None] = {}
+    for choice in record.effective.get("choices", ()):
+        function = (choice["function"] or "").lower()
+        if (function, choice["bytes"]) == (exchange["kind"].replace("_", ""), size):
+            choices[f"{choice['algorithm']} {choice['protocol']}"] = None
+    return " + ".join(choices)
 
 
 def p2p(study: Study, findings: Findings) -> Section:
