@@ -37,6 +37,7 @@ SETTINGS = "RINGSIDE_SCRIPT"
 LOOK_SECONDS = 0.1  # between two looks at the script
 IMPORT_SECONDS = 60.0  # without torch after so long, it is taken for a program without
 GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL
+NSYS_GRACE_SECONDS = 30.0  # else the last steps are lost
 # What an agent's rank has in its environment: a launcher of the script's own makes its own.
 OF_RANKS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
@@ -281,7 +282,10 @@ class ScriptRank:
     def _end(self) -> int | None:
         if self._child is None:
             return None
-        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+        grace_s = GRACE_SECONDS
+        if self._traces and self._cell.profiler == "nsys":
+            grace_s = NSYS_GRACE_SECONDS
+        for number, seconds in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
