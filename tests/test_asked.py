@@ -74,7 +74,7 @@ def test_the_answer_names_the_fastest_what_ties_and_what_is_slower():
     lines = answer(asked_of(FASTEST, cells), done)
     assert is_answered(done)
     assert lines[:2] == [
-        "Fastest: none, tied with nccl_allreduce (no other is more than 1 % faster).",
+        "Fastest: none, tied with nccl_allreduce (−0.51 % to +0.11 %). No other is more than 1 % faster.",
         "Slower: cpu_staged by 30 %.",
     ]
     assert lines[-1].startswith("5 runs in ") and lines[-1].endswith("wrong in at most 5 %.")
@@ -136,7 +136,8 @@ def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():
     done = replay(asked, records)
     assert (len(records), sum(map(len, done.records))) == (25, 13) and is_answered(done)
     assert answer(asked, done)[0] == (
-        "Fastest: none, tied with kvstore_device and nccl_allreduce (no other is more than 1 % faster)."
+        "Fastest: none, tied with kvstore_device (−2.1 % to +0.13 %) and nccl_allreduce (−2.5 % to "
+        "+0 %). No other is more than 1 % faster."
     )
 
 

@@ -194,6 +194,7 @@ OF_QUESTIONS = (
     "asked_precision_inception_v3",
     "precision_grid",
     "asked_way",
+    "way_grid",
 )
 SMALL_OR_SHORT = {("h200_x1", study) for study in ("graphs", "fastest", *OF_QUESTIONS)}
 TOLD_OF_THESE = {"noisy", "cpu_bound", "too_few_iterations", "not_stationary"}
@@ -266,8 +267,8 @@ def test_records_of_small_batches_and_short_windows_of_an_h200_are_suspect_for_t
             if record.state == "finished":
                 judged.append((record.cell.optimize, judge(record, ValidityLimits())))
     suspect = [(how, one) for how, one in judged if one.verdict == "suspect"]
-    assert len(judged) == 68
-    assert len(suspect) == 27
+    assert len(judged) == 83
+    assert len(suspect) == 28
     assert all(one.verdict != "invalid" for _, one in judged)
     assert all(one.codes.keys() <= TOLD_OF_THESE for _, one in suspect)
     graphs = [[*one.codes] for how, one in suspect if how in ("graph", "compile_graph")]

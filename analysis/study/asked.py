@@ -254,11 +254,11 @@ def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | Non
 
 
 def percent(share: float, signed: bool = False) -> str:
-    """Return a share in percent with two digits that count."""
+    """Return a share in percent with two digits that count, no finer than 0.001 %."""
     form = ".2g" if abs(share) < 0.1 else ".0f"
     if signed:
         form = f"+{form}"
-    return f"{100 * share:{form}} %".replace("-", "−")
+    return f"{100 * round(share, 5):{form}} %".replace("-", "−")
 
 
 def answer(asked: Asked, state: RaceState) -> list[str]:
@@ -371,16 +371,16 @@ def _interval(standing: Standing) -> str:
 
 def _fastest(asked: Asked, look: Look) -> Iterator[str]:
     name, margin = asked.names[look.reference], percent(asked.question.margin)
-    tied = [rival for rival, _ in _others(asked, look, TIED)]
+    tied = _others(asked, look, TIED)
     slower = _others(asked, look, SLOWER)
     rivals = _others(asked, look, OPEN)
+    parts = [f"{rival} ({_interval(standing)})" for rival, standing in rivals or tied]
     if rivals:
-        parts = [f"{rival} ({_interval(standing)})" for rival, standing in rivals]
         yield f"Undecided: {name} leads, but {join_words(parts, MOST_NAMED)} may be faster."
     elif tied:
         yield (
-            f"Fastest: {name}, tied with {join_words(tied, MOST_NAMED)} (no other is more than "
-            f"{margin} faster)."
+            f"Fastest: {name}, tied with {join_words(parts, MOST_NAMED)}. No other is more than "
+            f"{margin} faster."
         )
     else:
         yield f"Fastest: {name}."
