@@ -25,7 +25,8 @@ SHORT = [
     "benchmark.exposed_rounds=1", "noise_pairs=0", f"engine.silence_timeout_s={SILENCE_S}",
     f"engine.start_timeout_s={START_S}",
 ]  # fmt: skip
-QUIET = ["report=false", "gpus=0+1"]
+QUIET = ["report=false"]
+TWO_RANKS = "gpus=0+1"
 WITH_SERVER = ["strategy=kvstore_dist_sync", "strategy.servers=1"]
 WITH_PASS = ["profiler=torch", "profiler.steps=2", "profiler.warmup_steps=2"]
 BRIEF = [
@@ -53,6 +54,8 @@ READING = threading.Lock()  # MLflow's client has state of the whole process
 def sweep_of(folder, faults, *overrides):
     """Return the outcomes of faults that one sweep has, each in a cell of its own, with a healthy cell at either end."""
     keyed = {FIRST_CAP + number: fault for number, fault in enumerate(faults)}
+    if not any(option.startswith("gpus=") for option in overrides):
+        overrides = (TWO_RANKS, *overrides)
     with PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY) as sweep:
         sweep.run(timeout_s=90 * len(faults) + 300)
         return verified(sweep, [examine(fault, sweep, cap) for cap, fault in keyed.items()])
@@ -116,7 +119,7 @@ def launchers_of(folder, faults, template):
     caps, outcomes = [], []
     for number, fault in enumerate(faults):
         caps.append(FIRST_CAP if fault.cause else FIRST_CAP + 1 + number)
-    with PlantedSweep(folder, {}, *SHORT, QUIET[1], healthy=HEALTHY[:1]) as sweep:
+    with PlantedSweep(folder, {}, *SHORT, TWO_RANKS, healthy=HEALTHY[:1]) as sweep:
         (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
         for fault, cap in zip(faults, caps, strict=True):
             key = key_of(fault, cap)
