@@ -77,15 +77,17 @@ class KinetoRecorder:
 
 
 class NsysRecorder:
-    """Opens and closes the capture range of nsys, which stands around all ranks."""
+    """Opens and closes the capture range of nsys, which stands around all ranks.
 
-    # The first rank to close it ends it for all: none is still in the last traced step then.
-    steps_after = 1
+    One rank does it for all: a second one waited 30 s to close what was closed.
+    """
+
+    steps_after = 1  # then no rank is still in the last traced step
 
     def start(self, is_on_gpu: bool) -> None:
         """Open the range; on the CPU there is none."""
-        self._is_on_gpu = is_on_gpu
-        if is_on_gpu:
+        self._has_range = is_on_gpu and os.environ["LOCAL_RANK"] == "0"
+        if self._has_range:
             torch.cuda.profiler.start()
 
     def step_range(self) -> AbstractContextManager[Any]:
@@ -96,7 +98,7 @@ class NsysRecorder:
     def stop(self) -> None:
         """Close the range once the GPU has done all, and have the rank end orderly: else nsys loses
         its last events."""
-        if self._is_on_gpu:
+        if self._has_range:
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
