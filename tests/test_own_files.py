@@ -181,6 +181,14 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path, m
     assert path.read_bytes() == b"1" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_process_that_ends_at_once_leaves_no_file_that_it_has_begun(tmp_path, monkeypatch):
+    path = safe_files.write_whole(tmp_path / "x.json", b"1")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: safe_files.remove_unfinished())
+    with pytest.raises(FileNotFoundError):  # this process goes on to rename it
+        safe_files.write_whole(path, b"2")
+    assert [*tmp_path.iterdir()] == [path] and path.read_bytes() == b"1"
+
+
 FILES = (".lock", ".aside", "record.json", "attempt.json", "cell.json", "topology.txt")
 
 
@@ -331,6 +339,7 @@ ALLOWED = {
     "benchmarks/training/passes.py": "profiler.export_chrome_trace",  # by torch, in a new folder
     "launch/engines/hosts.py": "open",  # a descriptor that safe_files opened
     "launch/engines/slurm.py": "folder.mkdir",  # safe_files then looks whether it is a folder
+    "launch/run_cell.py": "folder.profile.nccl_conf.parent.rename",  # inside a cell's folder
     # MLflow and SQLite write the store, in the user's folder; os.link fails where anything is.
     "launch/tracking/store.py": "os.link path.parent.mkdir sqlite3.connect",
     "trainers/memory.py": "os.open",  # in /dev/shm: anew with O_EXCL, for this user alone

@@ -20,6 +20,7 @@ from typing import IO
 
 POLL_SECONDS = 0.05  # between two tries to take a lock
 HEAD_BYTES = 1024  # of a drawing, which tell that it is one
+_unfinished: list[tuple[int, str]] = []  # descriptor of a folder, name of a file that is written
 REASONS = {
     errno.ENOSPC: "there is no space left",
     errno.EDQUOT: "there is no space left for this user (a quota)",
@@ -134,6 +135,7 @@ def write_whole(path: Path, data: bytes) -> Path:
     temporary = f".{path.name}.{secrets.token_hex(4)}"
     with _folder_of(path) as folder:
         refuse_other(path, folder=folder)
+        _unfinished.append((folder, temporary))
         try:
             descriptor = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder
@@ -147,8 +149,17 @@ def write_whole(path: Path, data: bytes) -> Path:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
+        finally:
+            _unfinished.remove((folder, temporary))
         os.fsync(folder)
     return path
+
+
+def remove_unfinished() -> None:
+    """Remove what `write_whole` has begun, in a process that ends at once."""
+    for folder, temporary in _unfinished:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
 
 
 def put_in_place(made: Path, path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks.agent.processes import ENDED
 from benchmarks.agent.protocol import RankEnd
 from benchmarks.record import CellFolder, Failure
+from benchmarks.record.safe_files import remove_unfinished
 from benchmarks.record.safe_text import INTERRUPTED as INTERRUPTED
 from conf import schema
 from conf.cell import Cell
@@ -225,6 +226,7 @@ class Stopping:
                 self._say(
                     "stopped at once: what was measured is kept; the same command measures the rest"
                 )
+                remove_unfinished()
                 os._exit(INTERRUPTED)  # the agents end their ranks
             return
         self._requested = True
