@@ -26,6 +26,7 @@ ASKED = {
     "collectives": ["benchmark=collectives", "benchmark.memory=registered"],
 }
 GPU = torch.device("cuda", 0)
+LACKING = "torch allocates memory by NCCL only on GPUs that could use NVLink multicast"
 
 
 @pytest.mark.parametrize("options", ASKED.values(), ids=ASKED)
@@ -109,6 +110,8 @@ def ran(folder, *options):
     command = [sys.executable, "launch.py", *options, f"output_dir={folder}"]
     command += ["tracking=none", "report=false", "noise_pairs=0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    if LACKING in done.stdout:
+        pytest.skip(LACKING)
     assert done.returncode == 0, done.stdout + done.stderr
     (study,) = folder.glob("default*")
     ((record,), _) = read_study(study)
@@ -128,7 +131,10 @@ def short(options):
 @pytest.mark.gpu
 def test_a_rank_alone_sums_what_lies_in_registered_memory(tmp_path):
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
-        assert own.submit(summed_alone, str(tmp_path / "log")).result() == 1 << 20
+        total = own.submit(summed_alone, str(tmp_path / "log")).result()
+    if LACKING in str(total):
+        pytest.skip(LACKING)
+    assert total == 1 << 20
     assert "register comm" in parse_nccl_log((tmp_path / "log").read_text()).paths
 
 
@@ -137,7 +143,11 @@ def summed_alone(log):
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,REG", "NCCL_DEBUG_FILE": log}
     store = dist.HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
-    with collectives.allocating("registered", GPU):
+    try:
+        allocating = collectives.allocating("registered", GPU)
+    except RuntimeError as error:
+        return str(error)
+    with allocating:
         ones = torch.ones(1 << 20, device=GPU)
     dist.all_reduce(ones)
     return ones.sum().item()
