@@ -235,7 +235,7 @@ _SETTING = re.compile(
 )
 _TUNING = re.compile(
     r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)"
-    r"(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| time \d+\.\d+)"
+    r"(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| time \d+\.\d+)(?: cgaClusterSize \d+)?"
 )
 _OTHER_TUNING = re.compile(
     r"(\w+) \[(Symmetric|Copy Engine|Hierarchical CE)\]: (\d+) Bytes -> (?:Kernel )?"
