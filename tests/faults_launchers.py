@@ -34,9 +34,9 @@ BRIEF = [
     "tracking.enabled=true", "gpus=0",
 ]  # fmt: skip
 TWO_HOSTS = [
-    "gpus=0", "nodes=a+b", "engine=command", "engine.prefix=[ip,netns,exec,{host}]",
-    f"engine.lost_after_s={LOST_AFTER_S}",
+    "gpus=0", "nodes=a+b", "engine=command", f"engine.lost_after_s={LOST_AFTER_S}",
 ]  # fmt: skip
+IN_NAMESPACES = "engine.prefix=[ip,netns,exec,{host}]"
 # What a fault of a host did to its wire and to its disk.
 MENDED = """
 ip -n b link set eth0 up
@@ -312,7 +312,7 @@ def main(folder, seed, number):
     """Break sweeps on the hosts a and b; FOLDER/outcomes.json has what came of each fault."""
     folder = Path(folder)
     faults = faults_table.drawn(TABLES_OF_HOSTS, int(seed), int(number))
-    outcomes = sweep_of(folder / "ranks", faults["ranks"], *TWO_HOSTS)
+    outcomes = sweep_of(folder / "ranks", faults["ranks"], *TWO_HOSTS, IN_NAMESPACES)
     outcomes += on_two_hosts(folder / "hosts", faults["hosts"])
     (folder / "outcomes.json").write_text(json.dumps(outcomes))
 
