@@ -113,6 +113,12 @@ def test_a_link_on_which_all_ranks_wait_is_named_with_both_ends():
     [delay] = diagnosis(lines).delays
     assert (delay.kind, delay.rank, delay.peer) == (LINK, 0, 1)
     assert delay.part == f"{BEFORE} to {AFTER}, 6 MB/s"
+    # Ranks of one host send as much in two thirds of the time: they wait for something else.
+    own = [AFTER, AFTER.replace("5002", "5003"), 12_000_000, 1_300_000]
+    lines[1].append({"kind": "connections", "time": 0, "connections": [own]})
+    assert diagnosis(lines).delays == ()
+    own[3] = 400_000
+    assert len(diagnosis(lines).delays) == 1
     lines = lines_of(wait_ms=60)
     assert diagnosis(lines).delays == (), "no connection between hosts: it is not said"
 
