@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from build import ROOT, composed_cell, run_of, without_entry
 
 from analysis.__main__ import main as analysis
@@ -19,6 +21,7 @@ from analysis.validity.effective import choices_of
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import read_study
 from benchmarks.script.derive import derive, is_enough, warm_up_end
+from benchmarks.script.tracer import NsysRecorder
 from conf.command_line import normalise
 
 HEAD = """
@@ -220,6 +223,16 @@ def test_a_collective_of_a_step_has_the_algorithm_that_nccl_logged(hydra, folder
     assert choice_of(shares, logged) == "NVLS Simple + Ring Simple"
     (table,) = script(Study.of([record]), None).tables
     assert "algorithm, protocol" not in [column.heading for column in table.columns]
+
+
+def test_one_rank_opens_the_range_of_nsys_also_where_ranks_share_a_gpu(monkeypatch):
+    opened = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: opened.append(os.environ["RANK"]))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        NsysRecorder().start(is_on_gpu=True)
+    assert opened == ["0"]
 
 
 @pytest.mark.needs("nsys")

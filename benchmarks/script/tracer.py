@@ -73,7 +73,6 @@ class KinetoRecorder:
         """Write the file."""
         self._profiler.stop()
         self._profiler.export_chrome_trace(self._path)
-        self._profiler = None
 
 
 class NsysRecorder:
@@ -86,7 +85,8 @@ class NsysRecorder:
 
     def start(self, is_on_gpu: bool) -> None:
         """Open the range; on the CPU there is none."""
-        self._has_range = is_on_gpu and os.environ["LOCAL_RANK"] == "0"
+        # Not LOCAL_RANK, which ranks that share a GPU have alike.
+        self._has_range = is_on_gpu and os.environ["RANK"] == "0"
         if self._has_range:
             torch.cuda.profiler.start()
 
