@@ -129,7 +129,7 @@ def test_a_collective_between_measured_sizes_and_on_more_ranks():
     assert more_ms == pytest.approx(0.510 * 1.5, rel=0.03)  # 2(n − 1) ÷ n: 1 to 1.5
     with pytest.raises(ValueError, match="host memory was measured"):
         links.time("all_reduce", 1e6, 2, ExchangeWire(HOST_MEMORY))
-    with pytest.raises(ValueError, match="between hosts; add a training run with nodes="):
+    with pytest.raises(ValueError, match="between hosts; add a run with nodes="):
         links.time("all_reduce", 1e6, 4, ExchangeWire(NETWORK), hosts=2)
 
 
@@ -558,6 +558,18 @@ def test_a_bucket_that_was_timed_with_unhalved_weights_is_one_of_more_bytes():
     study = Study.of([replace(record, tables={"bucket_exchange": table})])
     (curve,) = (curve for curve in calibrate(study).links.curves if not curve.of_gradients)
     assert curve.sizes_bytes == (1.5e6,) and curve.times_us == (100.0,)
+
+
+def test_collectives_in_registered_memory_say_nothing_of_plain_ones():
+    trained = read_study(DATA / "h200_x4" / "strategies")[0]
+    curves = []
+    for memory in ({}, {"memory": "registered"}):
+        records = list(trained)
+        for record in read_study(DATA / "h200_x4" / "links")[0]:
+            cell = replace(record.cell, benchmark=record.cell.benchmark | memory)
+            records.append(replace(record, cell=cell))
+        curves.append(len(calibrate(Study.of(records)).links.curves))
+    assert curves[1] == len(calibrate(Study.of(trained)).links.curves) < curves[0]
 
 
 # --- committed studies; the golden net (holdout.txt) has the figures of the README

@@ -453,7 +453,7 @@ def _collective_curve(record: Record) -> TimeCurve | None:
             times = {size * both_ways: time_us for size, time_us in times.items()}
     else:
         options = cell.benchmark
-        if options.get("cuda_graph") or options.get("coalesced", 1) != 1:
+        if options.get("cuda_graph") or options.get("coalesced", 1) != 1 or "memory" in options:
             return None
         kind = options.get("collective")
         nccl_runs = record.tables.get("nccl-tests", {}).get("runs")

@@ -78,7 +78,7 @@ class CellQuery:
     @property
     def same_exchange(self) -> tuple[str, ...]:
         """The options that make another exchange of a strategy, and not only another size of it."""
-        names = ("name", "staging", "reduce", "transport", "servers")
+        names = ("name", "staging", "reduce", "transport", "servers", "memory")
         return tuple(map(self.option, names))
 
     @property
