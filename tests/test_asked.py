@@ -6,7 +6,7 @@ import json
 import pytest
 from build import ROOT, make_cell, run_of
 
-from analysis.study.asked import Asked, answer, is_answered, questions_of, replay
+from analysis.study.asked import Asked, answer, is_answered, percent, questions_of, replay
 from analysis.study.noise_floor import Scatter
 from benchmarks.record import Failure, Validity, read_study
 from conf.question import DIFFERS, FASTEST, SCALES, Question
@@ -101,6 +101,10 @@ def test_the_largest_number_above_the_limit_is_named():
     assert is_answered(done)
     assert lines[0] == "The efficiency stays above 90 % up to 2 CPU workers (97.5 %)."
     assert lines[1].startswith("With 4 it is 82.5 % (")
+
+
+def test_a_share_too_small_to_show_has_no_minus():
+    assert percent(-4e-6, signed=True) == percent(4e-6, signed=True) == "+0 %"
 
 
 def test_it_goes_on_where_the_records_end_and_says_what_is_open():

@@ -258,7 +258,8 @@ def percent(share: float, signed: bool = False) -> str:
     form = ".2g" if abs(share) < 0.1 else ".0f"
     if signed:
         form = f"+{form}"
-    return f"{100 * round(share, 5):{form}} %".replace("-", "−")
+    shown = 100 * round(share, 5) + 0.0  # never −0
+    return f"{shown:{form}} %".replace("-", "−")
 
 
 def answer(asked: Asked, state: RaceState) -> list[str]:
