@@ -289,7 +289,7 @@ class Config:
     )
     tuning_pass: Any = option(
         "auto",
-        "log NCCL's choices in an untimed pass; auto: if nccl.algo or nccl.proto is set",
+        "log NCCL's choices in an untimed pass; auto: where only they show what a setting did",
         words=("auto", "True", "False"),
     )
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))

@@ -20,7 +20,7 @@ Group = dist.ProcessGroup | None  # None: all ranks
 # Values start small where gloo sums them, so that float32 does not overflow in some hundred calls
 # on a few ranks.
 SMALL = 1e-30
-PLAIN, REGISTERED = "plain", "registered"  # memory of the buffers that NCCL moves
+PLAIN = "plain"  # memory of the buffers that NCCL moves; else registered
 MOST_BYTES = 1 << 24  # of a JSON message; the largest are a number for each of a model's arrays
 Json = TypeVar("Json", str, list[Any], dict[str, Any])
 
@@ -97,7 +97,7 @@ def wait(work: dist.Work | None) -> None:
 
 
 def allocating(memory: str, device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which this thread allocates PLAIN or REGISTERED memory. Collective.
+    """Return a context in which this thread allocates plain or registered memory. Collective.
 
     Raises RuntimeError: torch has no registered memory on this GPU.
     """

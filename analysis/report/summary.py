@@ -396,8 +396,7 @@ def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None
         times = " to ".join(dict.fromkeys((number(times_as_long[0]), number(times_as_long[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
     if causes:
-        line += f". {sentence(', and '.join(causes))}"
-        return line
+        return f"{line}. {sentence(', and '.join(causes))}"
     return f"{line}."
 
 

@@ -170,7 +170,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
     """pauses inside steps took more than {pause_limit} of the time. On CPU workers the limit is
-    3 times that, and 3 % where no pause took more than 15 ms
+    3 times that, and at least 3 % where no pause took more than 15 ms
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit
