@@ -13,6 +13,8 @@ from conf.options import Refused
 from conf.subsets import GPUS, NODES
 
 GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+# What is there already, and which Hydra does not add to.
+OVERRIDDEN = {*GROUPS, GPUS.option, NODES.option} - {"experiment"}
 HYDRAS_OWN = re.compile(r"[+~]*hydra([/.@=]|$)")
 FIRST_STUDY = ("+experiment=first",)  # what is measured where nothing is asked for
 DASHED = "with dashes there are -m, --help, --version, --cfg job and --config-dir"
@@ -191,6 +193,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
                 f"{text}: only the YAML file of a {group} can set {option}; write a file of your "
                 "own and name its folder with --config-dir"
             )
+        if key.startswith("+") and key.lstrip("+") in OVERRIDDEN:
+            raise Refused(f"{text}: leave out the +; write {text.lstrip('+')}")
         if key in GROUPS and text.startswith(f"{key}=["):
             raise Refused(f"{text}: expected one choice, or with -m several without brackets")
         # Quotes where Hydra would misread a value.

@@ -31,6 +31,7 @@ LONG_WORD = re.compile(rf"(\S{{{LONGEST_SHOWN}}})\S{{{LONGEST_SHOWN},}}")
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 WRONG_VALUE = re.compile(r"Value '(.*?)' ")
+THERE_ALREADY = re.compile(r"Either remove \+ prefix: '(.*)'")
 NO_GROUP_CHOICE = "Config group override must be"
 WRONG_FILE = re.compile(
     r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)"
@@ -63,6 +64,7 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     ambiguous = SEVERAL_VALUES.search(text)
     file = WRONG_FILE.search(text)
     missing = NO_SUCH_FILE.search(text)
+    there = THERE_ALREADY.search(text)
     if isinstance(error, Refused):
         return text
     if isinstance(error, RecursionError):
@@ -86,12 +88,14 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         return _wrong_value(cause, arguments)
     if ambiguous:
-        key = ambiguous[1].partition("=")[0]
+        key = ambiguous[1].lstrip("+").partition("=")[0]
         if key.partition(".")[0] not in GROUPS and _field_at(key) is None:
             return _unknown_key(key, None, arguments)
         hint = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
         typed = [each for each in arguments if each.startswith(f"{key}=")]
         return f"{[*typed, ambiguous[1]][0]}: several values are a sweep; add -m{hint}"
+    if there:
+        return f"+{there[1]}: leave out the +; write {there[1]}"
     for argument in arguments if NO_GROUP_CHOICE in text else ():
         group, _, choice = argument.lstrip("+").partition("=")
         if group in GROUPS and choice not in choices(group):
