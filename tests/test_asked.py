@@ -77,7 +77,9 @@ def test_the_answer_names_the_fastest_what_ties_and_what_is_slower():
         "Fastest: none, tied with nccl_allreduce (−0.51 % to +0.11 %). No other is more than 1 % faster.",
         "Slower: cpu_staged by 30 %.",
     ]
-    assert lines[-1].startswith("5 runs in ") and lines[-1].endswith("wrong in at most 5 %.")
+    assert lines[-1].startswith("5 runs in ") and lines[-1].endswith(
+        "At most 5 % of such answers are wrong."
+    )
 
 
 def test_every_candidate_stands_against_the_first():

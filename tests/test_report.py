@@ -434,7 +434,7 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats
     assert end in line
 
 
-LOSES = "10.0 % (9.4 to 10.6) of the rate without an exchange (strategy none); "
+LOSES = "10.0 % (9.4 to 10.6) of the rate of the runs with strategy=none; within its own runs "
 
 
 @pytest.mark.parametrize(

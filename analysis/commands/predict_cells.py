@@ -446,7 +446,7 @@ def forecast_sentence(
         images = prediction.images_per_second * share / prediction.efficiency
         words = (
             f"at most {number(share, 'share')} efficiency ({rounded(images, error * images)} "
-            f"images/s), as measured on {devices_of(where)}."
+            f"images/s): {devices_of(where)} reached no more."
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))

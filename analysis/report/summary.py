@@ -489,7 +489,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     share = loss_against_none(findings, point)
     if share is not None:
         size = estimate(share, "share")
-        parts.append(f"{size} of the rate without an exchange (strategy none)")
+        parts.append(f"{size} of the rate of the runs with strategy=none")
     records = study.records_of(point.record_ids)
     cost_ms, is_of_next_run = None, False
     for runs in study.runs:
@@ -501,7 +501,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if not is_of_next_run:
             of_runs = f"95 % interval from the scatter within runs: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        parts.append(f"{size} of a step of {number(step_ms)} ms")
+        within = "within its own runs " if parts else ""
+        parts.append(f"{within}{size} of a step of {number(step_ms)} ms")
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."

@@ -322,7 +322,8 @@ def _effort(asked: Asked, state: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
     if is_answered(state):
         grid = 5 * len(asked.names)
-        return f"{text} (a grid with five repeats: {grid} runs); wrong in at most {percent(ERROR)}."
+        text += f"; five repeats of each would be {grid} runs"
+        return f"{text}. At most {percent(ERROR)} of such answers are wrong."
     more = _runs_to_decide(asked, state)
     if more > MOST_RUNS * len(asked.names):
         text += f"; {MOST_RUNS} runs of each would not answer it"

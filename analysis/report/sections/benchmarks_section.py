@@ -366,16 +366,15 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
             parts.append(f"{meaning} {', '.join(texts)}")
     if parts:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
-    totals, shares = [], []
+    patterns = []
     for pattern, what in PATTERNS.items():
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
         share = median_and_interval(runs, f"p2p/{pattern}_share")
         if total and share:
-            totals.append(f"{what} {total}")
-            shares.append(f"{what} {share}")
-    if totals:
-        text = f"Copies at the same time, in GB/s together: {', '.join(totals)}. Each copy keeps"
-        yield f"{text} at least this share of the rate that it has alone: {', '.join(shares)}."
+            keeps = f"the slowest copy at {share} of its rate alone"
+            patterns.append(f"{what} {total} GB/s in total, {keeps}")
+    if patterns:
+        yield f"Copies at the same time: {'; '.join(patterns)}."
 
 
 def jacobi(study: Study, findings: Findings) -> Section:
