@@ -70,10 +70,10 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
     return beyond(share, limits.clock_limit)
 
 
-@check("suspect", "the timed windows are shorter than what passed: {}", since=7)
+@check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: every timed window is at least 1.5 % shorter by the GPU's and the host's clock than
-    by the time stamps in the rank's file
+    """on GPUs: time is missing from every timed window. By the time stamps in the rank's file it
+    took over 1.5 % longer than the GPU's and the host's clock measured
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -219,8 +219,8 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed in the same way in every timed window: the check not_stationary, made
-    on the mean of all windows, iteration by iteration
+    """the step time changed in the same way in every timed window: the windows, averaged step by
+    step, change or drift beyond the limits of not_stationary
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
