@@ -57,7 +57,7 @@ class Model:
     least_image_size: int = option(
         32, "smallest image that its layers accept, pixels of a side", least=1, most=4096
     )
-    most_image_size: int = option(4096, "largest image that they accept", least=1, most=4096)
+    most_image_size: int = option(4096, "largest image that its layers accept", least=1, most=4096)
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
     gigaflop: float | None = option(
@@ -92,7 +92,7 @@ class OptimizerOptions:
     weight_decay: Any = option(
         "auto", "L2 penalty; auto: 5e-5, adamw 0.01", least=0, most=1, auto=True
     )
-    momentum: Any = option("auto", "of sgd; auto: 0.9", least=0, most=1, auto=True)
+    momentum: Any = option("auto", "momentum of sgd; auto: 0.9", least=0, most=1, auto=True)
     beta1: Any = option(
         "auto", "of adamw: decay of the mean gradient; auto: 0.9", least=0, most=0.999999, auto=True
     )
@@ -138,8 +138,8 @@ class Engine:
     )
     trusted_network: bool = option(
         False,
-        "hosts may meet at an address that is routed to the whole internet: nothing there is "
-        "encrypted",
+        "true: hosts may connect at a public address, one that is routed to the whole internet; "
+        "what they send is not encrypted",
     )
     ssh_config: str | None = option(
         None, "of engine=ssh: a configuration file in place of ~/.ssh/config, as ssh -F"
@@ -219,7 +219,7 @@ class ValidityLimits:
     slow_rank_limit: float = option(
         0.03, "share by which a rank may compute slower than the others", least=0
     )
-    clock_limit: float = option(0.005, "share by which the two clocks may differ", least=0)
+    clock_limit: float = option(0.005, "share by which GPU and host clocks may differ", least=0)
     idle_limit: float = option(
         0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1
     )
@@ -234,8 +234,8 @@ class ValidityLimits:
     )
     foreign_busy_share: float = option(
         0.05,
-        "share of the timed windows in which GPUs may be busy beyond what the same steps need that "
-        "are launched ahead",
+        "share of the timed windows in which GPUs may be busy beyond what these steps need if no "
+        "GPU waits for its CPU",
         least=0,
         most=1,
     )
@@ -309,8 +309,8 @@ class Config:
     )
     global_batch_size: int | str | None = option(
         None,
-        "images or samples per step over all ranks (strong scaling); auto: what fits one GPU, "
-        "divisible by all",
+        "images or samples per step over all ranks (strong scaling); auto: what one GPU holds, "
+        "divisible by 2, 4, … and the number of GPUs",
         least=1,
         most=1 << 30,
         auto=True,
@@ -339,7 +339,7 @@ class Config:
         least=1,
         most=MOST_CONNECTIONS,
     )
-    seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
+    seed: int = option(0, "seed of weights, batches and order of repeats", least=0, most=1 << 31)
 
     study: str = option("default", "the name of the study: its records are read together")
     intro: str = option("", "of a named study: the words before the number of its runs")
@@ -353,7 +353,7 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: forecast each run before it starts, and calibrate for that: up to 1.5 s a run",
+        "auto: forecast each run before it starts; to calibrate for that takes up to 1.5 s a run",
         words=("auto", "False"),
     )
     waterfall: bool = option(False, "add the control runs that explain the efficiency of each run")
