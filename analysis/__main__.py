@@ -52,7 +52,7 @@ COMMANDS = {
                 "--gpus 4 --topology topo.txt"),
         Entry("nccl-log", "native", "show transports, channels, settings and warnings",
                 "nccl.log"),
-        Entry("nccl-tests", "native", "read its tables; flag those that contradict themselves",
+        Entry("nccl-tests", "native", "read nccl-tests tables; flag tables that are inconsistent",
                 "all_reduce.txt"),
         Entry("p2p", "native", "read matrices of p2pBandwidthLatencyTest", "p2p.txt"),
         Entry("trace", "native", "break down communication in a trace of nsys or torch.profiler",

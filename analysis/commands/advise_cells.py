@@ -197,7 +197,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("study", metavar="STUDY", help="the folder of a study with training runs")
     gpus = "subsets to choose from, of one size, such as 0+1,0+3"
     add("--gpus", metavar="LIST", required=True, help=gpus)
-    nccl = f"repeat it to compare several; {UNTOUCHED}: no setting (default: the study's)"
+    nccl = f"'{UNTOUCHED}': no setting; repeat it to compare several (without: the study's)"
     add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
     add("--per-node", help=argparse.SUPPRESS)  # of `predict`: refused with the way there
     add_choices(parser)

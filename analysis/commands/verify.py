@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config-dir", metavar="DIR", type=Path, help=groups.CONFIG_DIR)
     add("studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle")
-    pack = "then pack the raw samples of a study that is right (.gz)"
+    pack = "if every number is right, also compress the raw samples (.gz)"
     add("--pack", action="store_true", help=pack)
 
 

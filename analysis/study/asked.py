@@ -367,7 +367,7 @@ def _others(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:
 
 def _interval(standing: Standing) -> str:
     if math.isinf(standing.low) or math.isinf(standing.high):
-        return "not known before repeats"
+        return "too few runs for an interval"
     return f"{percent(standing.low, True)} to {percent(standing.high, True)}"
 
 
