@@ -120,6 +120,10 @@ def test_a_nsys_that_is_not_there_is_refused_and_auto_is_torch_then(launch, monk
         find("/nowhere/nsys", {})
     code, out, _ = launch("-m", "profiler=auto,none", "profiler.steps=4", "dry_run=true")
     assert code == 0 and out.count("profiler=torch") == 1 and "2 runs" in out
+    script = f"benchmark.run=[{ROOT}/tests/data/own_code/src/ddp.py]"
+    typed = "profiler=auto", "profiler.nsys_path=/nowhere/nsys", "benchmark=script", script
+    code, _, err = launch(*typed, "dry_run=true")
+    assert code == 0, f"for a script nsys is not looked for: {err}"
     monkeypatch.setenv("NSYS", str(fake(tmp_path)))
     code, out, _ = launch("profiler=auto", "dry_run=true")
     assert code == 0 and "profiler=nsys" in out

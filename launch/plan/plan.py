@@ -206,12 +206,12 @@ def with_profilers(
     """
     paths: dict[str | None, bool] = {}  # of nsys, and whether a request names it
     for config in configs:
-        name = config.profiler["name"]
-        benchmark = config.benchmark["name"]
-        is_traced = benchmark == "script" or groups.choice("benchmark", benchmark).trains
-        if is_traced and (name == "nsys" or (name == "auto" and not config.nodes)):
-            path = config.profiler["nsys_path"]
-            paths[path] = paths.get(path, path is not None) or name == "nsys"
+        profiler, benchmark = config.profiler, config.benchmark["name"]
+        trains = groups.choice("benchmark", benchmark).trains
+        is_nsys = profiler["name"] == "nsys" and (trains or benchmark == "script")
+        if is_nsys or (profiler["name"] == "auto" and trains and not config.nodes):
+            path = profiler["nsys_path"]
+            paths[path] = paths.get(path, path is not None) or is_nsys
     if len(paths) > 1:
         raise Refused(
             f"profiler.nsys_path={','.join(map(str, paths))}: a sweep has one; run one sweep "
