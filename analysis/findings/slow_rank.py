@@ -256,7 +256,7 @@ def _moved_share(delay_ms: Mapping[str, float], usual_ms: Mapping[str, float]) -
 
 def _slow_link(lines: RankLines, exposed_ms: float, samples_per_s: float) -> list[Delay]:
     """Return the TCP connection between hosts on which data was under way for longest; [] as with
-    RDMA, and where it was hardly longer than inside a host."""
+    RDMA, and where it was at most SLOW_LINK times as long as inside a host."""
     rank_at: dict[str, int] = {}
     busiest = (0, 0, "", "")  # µs, bytes, from, to
     inside = []
