@@ -10,7 +10,7 @@ from analysis.commands.definitions import explained
 from analysis.nccl.log import parse_nccl_log
 from analysis.report.sections.conditions_section import fast_paths
 from analysis.study.study import Study
-from analysis.validity.effective import _used
+from analysis.validity.effective import _used, choices_of
 from analysis.validity.fast_paths import FAST_PATHS, answers, path_not_engaged
 from benchmarks.record.record import as_read
 from benchmarks.training.derive import path_tables
@@ -45,6 +45,7 @@ LOGGED = [
     ("symmetric kernels", "NCCL_WIN_ENABLE=1", "yes",
      "AllReduce [Symmetric]: 1024 Bytes -> Kernel AllReduce_RSxLD_AGxST nchannels 8 nthreads 512 nWorks 1"),
     ("symmetric kernels", "NCCL_WIN_ENABLE=1", "no", RING),
+    ("symmetric kernels", "NCCL_WIN_ENABLE=1", "no", f"{RING} cgaClusterSize 4"),
     ("zero-CTA policy", "NCCL_CTA_POLICY=ZERO", "yes", "AllGather [Copy Engine]: 1024 Bytes -> cudaMemcpy"),
     ("zero-CTA policy", "NCCL_CTA_POLICY=2", "yes",
      "AllGather [Copy Engine]: 1024 Bytes -> cudaMemcpy; CE synchronization with NVLS"),
@@ -103,11 +104,7 @@ def observed(setting, line):
     effective = _used(log, {}, record)
     effective["nccl"]["paths"] = list(log.paths)
     effective["nccl"]["transports"] = {"0->1": ["NET/IB/0"]}
-    rows = []
-    for choice in log.algorithms:
-        row = {"function": choice.function, "bytes": choice.size}
-        rows.append(row | {"algorithm": choice.algorithm, "protocol": choice.protocol})
-    return dataclasses.replace(record, effective=effective | {"choices": rows})
+    return dataclasses.replace(record, effective=effective | {"choices": choices_of(log)})
 
 
 def test_ranks_tell_each_path_that_engaged_and_each_that_did_not(forked):
