@@ -99,7 +99,7 @@ def resolve(
     options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
     connections = config.cuda_device_max_connections
     if connections is not None and device == "cpu":
-        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; expected null on CPU workers")
+        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; expected on CPU workers: null")
     labels = _typed_options(benchmark, config.benchmark, options)
     if connections is not None:
         labels.append(f"{CONNECTIONS}={connections}")

@@ -117,6 +117,6 @@ def refuse(cell: Cell, room: Room) -> None:
         ) from None
     if groups != 1:
         raise Refused(
-            f"benchmark.rate={options['rate']}: the regular expression has {groups} (groups); "
-            "expected one around the number, such as 'images/sec: ([0-9.]+)'"
+            f"benchmark.rate={options['rate']}: has {groups} groups, (…); expected a regular "
+            "expression with one, around the number, such as 'images/sec: ([0-9.]+)'"
         )
