@@ -86,15 +86,15 @@ MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keep
 # {code: (verdict, meaning, what to do)}
 OTHER_CODES = {
     "setting_ignored": (
-        "invalid",
-        "by NCCL's log, a setting was not taken or has another value",
+        "invalid or suspect",
+        "by NCCL's log, a setting has another value, or was not taken; suspect: not by all",
         "Check the spelling. See in nccl/*.log of the run whether this NCCL version knows it.",
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids. With P2P_LEVEL two cases are "
-        "only suspect: P2P over a longer path than the level allows (with NVL it is invalid), and "
-        "no P2P where the level allows it",
+        "NCCL connected GPUs in a way that a setting forbids. With P2P_LEVEL two cases are only "
+        "suspect: P2P over a longer path than the level allows (with LOC, NVL and NVB it is "
+        "invalid), and no P2P where the level allows it",
         "Look at nccl/*.log of the run: another setting or a missing permission may override this "
         "one.",
     ),
