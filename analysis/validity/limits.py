@@ -426,7 +426,7 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     """the efficiency is above 100 % by more than 0.5 % and by more than 3 standard deviations of
-    the ratio of both rates. Where the scatter between runs is unknown: above 102 %
+    the ratio of both rates. Where the scatter of runs is unknown: above 102 % even at its low end
 
     Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """
