@@ -83,8 +83,8 @@ study_compiled() {
 }
 
 study_rehearsal() {
-  # Eight GPUs rehearsed on one, with NCCL 2.30 (README.md): a script, observed and as a cell, traces, collectives, registered
-  # memory; three planted troubles, which must be found; hooks, shards, sizes, graphs and every strategy. 1 GPU, 9 minutes.
+  # Eight GPUs rehearsed on one, with NCCL 2.30 (README.md): a script, observed and as a cell, traces, collectives; three planted
+  # troubles, which must be found; hooks, shards, sizes, graphs and every strategy. 1 GPU, 9 minutes.
   # Fills nothing: a run that would fail on real GPUs is a fault to be mended. No number of it is a rate.
   local little brief=("engine.start_timeout_s=$(small 90 40)" "engine.silence_timeout_s=$(small 45 40)")
   local script=$PWD/tests/data/own_code/src/ddp.py
@@ -95,9 +95,6 @@ study_rehearsal() {
   cells 60 traced gpus=0,1 rehearse=2 profiler=torch "${little[@]}"
   cells 90 traced_nsys gpus=0,1 rehearse=2 "profiler=$(small nsys torch)" "${little[@]}"
   cells 60 collectives "gpus=$sizes" rehearse=8 benchmark=collectives benchmark.collective=all_reduce,all_to_all "${brief[@]}"
-  cells 60 registered gpus=0,1 rehearse=2 strategy=nccl_allreduce,kvstore_device "strategy.memory=$(small registered plain)" "${little[@]}"
-  cells 60 registered_all gpus=0,1 rehearse=2 benchmark=collectives benchmark.collective=all_reduce,all_gather \
-    "benchmark.memory=$(small registered plain)" "${brief[@]}"
   cells 60 planted_setting gpus=0,1 rehearse=2 strategy=nccl_allreduce nccl.socket_ifname=null,nothing0 "${little[@]}"
   cells 75 planted_hang --config-dir "$PWD/tests/data/own_code/conf" 'gpus=[0,1],[0,1,2,3]' rehearse=4 strategy=forgets \
     "model=$(small resnet18 fmnist_cnn)" engine.start_timeout_s=30 engine.silence_timeout_s=10
@@ -106,7 +103,7 @@ study_rehearsal() {
   cells 100 shards 'gpus=[0,1,2,3]' rehearse=4 "strategy=$(small fsdp,zero1,zero2,local_sgd local_sgd)" "${little[@]}"
   cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
   sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
-  set -- script script_nsys traced traced_nsys collectives registered registered_all planted_setting planted_hang planted_large
+  set -- script script_nsys traced traced_nsys collectives planted_setting planted_hang planted_large
   set -- "$@" hooks shards sizes strategies
   finish "${@/%/-rehearsal}"
 }

@@ -7,6 +7,7 @@ is imported here.
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -101,5 +102,6 @@ class NsysRecorder:
         if self._has_range:
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())
