@@ -88,7 +88,7 @@ def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_o
     if seconds:
         assert 0.5 < share < 0.85, "two thirds, on an idle machine"
         assert record.metrics["data/cost_ms"] > 15 and wait_ms > 20
-        assert f"it takes {100 * share:.1f} % of a step" in record.validity.codes["input_bound"]
+        assert f"({100 * share:.1f} % of a step" in record.validity.codes["input_bound"]
     else:  # its share is noise, which on a loaded machine may be above the limit of the check
         assert ("input_bound" in record.validity.codes) <= (share > 0.02)
         assert abs(share) < 0.5 and wait_ms < 5
