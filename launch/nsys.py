@@ -24,9 +24,9 @@ class Nsys:
     path: Path
     version: str  # 2022.4.2.1
 
-    def command(self, report: Path, on_gpu: bool, graphs: bool, capture_range: bool) -> list[str]:
+    def command(self, report: Path, on_gpu: bool, graphs: bool) -> list[str]:
         """Return the command that comes before the agent's; `report` is the path of the report
-        without its suffix."""
+        without its suffix. On a GPU only what ranks do in a capture range is recorded."""
         options = [
             f"--output={report}",
             "--force-overwrite=true",
@@ -37,7 +37,7 @@ class Nsys:
         options.append("--trace=cuda,nvtx" if on_gpu else "--trace=nvtx")
         if graphs:
             options.append("--cuda-graph-trace=node")
-        if capture_range:  # the ranks go on after its end
+        if on_gpu:  # the ranks go on after its end
             options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
         return [str(self.path), "profile", *options]
 

@@ -48,9 +48,10 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     it adds to the record."""
     facts: dict[str, Any] = {"profiler": cell.profiler}
     capture_range = cell.profiler == "nsys" and cell.device == "cuda"
-    untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=capture_range)
     if cell.runs_script:
         untimed = replace(cell, benchmark={**cell.benchmark, "traced": True})
+    else:
+        untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=capture_range)
     try:
         if cell.profiler == "torch":
             outcome = run(untimed, prepare(folder.profile, untimed), ())
@@ -85,7 +86,7 @@ def _by_nsys(untimed: Cell, folder: CellFolder, nsys: Nsys, run: Run) -> Trace:
     inside = prepare(folder.profile, untimed)
     report = inside.path / REPORT
     has_graphs = untimed.compiled or untimed.graphed or untimed.runs_script  # it may have some
-    outcome = run(untimed, inside, nsys.command(report, on_gpu, has_graphs, on_gpu))
+    outcome = run(untimed, inside, nsys.command(report, on_gpu, has_graphs))
     failure = outcome.failure
     if failure:
         # nsys may complain of its importer only, which export() looks for.

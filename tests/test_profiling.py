@@ -144,12 +144,12 @@ def test_a_nsys_that_cannot_be_used_is_refused(tmp_path):
 
 def test_the_command_of_nsys():
     nsys = Nsys(Path("/x/nsys"), "2025.3")
-    command = nsys.command(Path("/r/trace"), on_gpu=True, graphs=True, capture_range=True)
+    command = nsys.command(Path("/r/trace"), on_gpu=True, graphs=True)
     assert command[:3] == ["/x/nsys", "profile", "--output=/r/trace"]
     assert {"--sample=none", "--cpuctxsw=none", "--trace=cuda,nvtx"} <= set(command)
     assert "--cuda-graph-trace=node" in command
     assert command[-2:] == ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-    bare = nsys.command(Path("/r/trace"), on_gpu=False, graphs=False, capture_range=False)
+    bare = nsys.command(Path("/r/trace"), on_gpu=False, graphs=False)
     assert "--trace=nvtx" in bare and not any("graph" in word or "capture" in word for word in bare)
 
 
