@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from build import BENCHMARK, ROOT, make_cell, options_of
 from calibrating import BUCKETS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STRATEGIES
@@ -12,6 +13,7 @@ from derived_results import write_record
 
 from analysis.verification.verify_study import verify
 from benchmarks.record import CellFolder, read, read_lines, read_study
+from benchmarks.record.shapes import TABLES
 from benchmarks.training import derive as derive
 from conf.cell import Cell
 
@@ -84,6 +86,7 @@ def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_s
     for case in ("none", "staged"):
         table = found[case]["bucket_exchange"]
         assert table["rows"] == [] and "collectives alone" in table["unknown"]
+        msgspec.convert({"bucket_exchange": table}, TABLES)
 
 
 def test_steps_that_were_compiled_again_have_no_times(found):

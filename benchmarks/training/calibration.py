@@ -147,7 +147,7 @@ class Calibration:
             largest_bytes, dtype = max(sizes)
             exchange = self.training.strategy.bucket_exchange(largest_bytes, dtype)
         if exchange is None:
-            self.reporter.line(Kind.BUCKET_EXCHANGE, operation=None, rows=[], unknown=NO_COLLECTIVE)
+            self.reporter.line(Kind.BUCKET_EXCHANGE, rows=[], unknown=NO_COLLECTIVE)
             return
         for size_bytes in SMALLEST_BYTES:
             sizes.add((size_bytes, dtype))
