@@ -154,6 +154,31 @@ def test_one_that_becomes_slower_half_way_is_not_called_fastest_by_its_first_run
     assert look.reference != 0 or OPEN in [standing.state for standing in look.standings]
 
 
+def test_a_suspect_candidate_leaves_the_others_intervals_as_they_are():
+    question, truth, widths = Question(FASTEST, 0.01), [0.0, -0.03, -0.4], []
+    for suspect in (False, True):
+        race = Simulated(question, truth, [0.001, 0.001, 0.1], random.Random(7), freedom=0)
+        for candidate in race.race.candidates:
+            candidate.rates = [race.rate(int(candidate.name), 0) for _ in range(3)]
+            candidate.errors = [0.0] * 3
+        race.race.candidates[2].suspect = suspect
+        standing = race.race.look().standings[1]
+        widths.append(standing.high - standing.low)
+    assert widths[0] > 20 * widths[1]
+
+
+def test_more_runs_narrow_an_interval_by_their_number_and_by_what_they_tell_of_the_scatter():
+    race = Simulated(
+        Question(FASTEST, 0.01), [0.0, -0.03], [0.001] * 2, random.Random(8), freedom=0
+    )
+    for index, candidate in enumerate(race.race.candidates):
+        candidate.rates = [race.rate(index, 0) for _ in range(2)]
+        candidate.errors = [0.0] * 2
+    race.race.look()
+    assert race.race.narrowed(1, 0) == 1.0
+    assert race.race.narrowed(1, 4) < 0.5 < math.sqrt(2 / 4)
+
+
 def test_one_that_fails_is_out_and_the_others_go_on():
     def planted(race, index):
         if index == 1:

@@ -241,6 +241,7 @@ def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | Non
     candidate.failure = candidate.failure or failure
     if candidate.failure:
         return
+    candidate.suspect |= record.validity.verdict == "suspect"
     sign = -1 if rate.is_time else 1
     gpus = candidate.size if asked.question.rate == PER_GPU else 1
     candidate.rates.append(sign * math.log(value) - math.log(gpus))
@@ -325,19 +326,18 @@ def _effort(asked: Asked, state: RaceState) -> str:
         text += f"; five repeats of each would be {grid} runs"
         return f"{text}. At most {percent(ERROR)} of such answers are wrong."
     more = _runs_to_decide(asked, state)
-    if more > MOST_RUNS * len(asked.names):
+    if more is None:
         text += f"; {MOST_RUNS} runs of each would not answer it"
     elif more:
-        hours = more * seconds(state) / runs / 3600
-        rounded = float(f"{more:.2g}")
-        text += f"; the answer would take about {rounded:,.0f} more, {hours:.2g} h"
+        minutes = math.ceil(more * seconds(state) / runs / 60)
+        text += f"; the answer would take about {more} more, {count(minutes, 'minute')}"
     return f"{text}."
 
 
-def _runs_to_decide(asked: Asked, state: RaceState) -> int:
-    """Return how many runs more would decide what is open, if they scatter as those so far; 0:
-    too little is known."""
-    question, more, look = asked.question, 0.0, state.last
+def _runs_to_decide(asked: Asked, state: RaceState) -> int | None:
+    """Return how many runs more would decide what is open, if they scatter as those so far; None:
+    more than are allowed; 0: too little is known."""
+    question, total, look = asked.question, 0, state.last
     for index in _open_candidates(look):
         low, high = look.standings[index].logs if look else (-math.inf, math.inf)
         if not math.isfinite(high - low):
@@ -351,10 +351,13 @@ def _runs_to_decide(asked: Asked, state: RaceState) -> int:
         elif question.kind == SCALES:
             above = middle - math.log(question.efficiency)
             deciding_half_width = max(above + question.log_margin, -above)
-        if deciding_half_width > 0:  # an interval narrows with the root of the number of runs
-            factor = (half_width / deciding_half_width) ** 2
-            more += 2 * len(state.records[index]) * max(0.0, factor - 1)
-    return math.ceil(more)
+        for more in range(2, 2 * MOST_RUNS, 2):
+            if half_width * state.race.narrowed(index, more) <= deciding_half_width:
+                total += more
+                break
+        else:
+            return None
+    return total
 
 
 def _others(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:

@@ -8,7 +8,8 @@ sum (a union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,00
 A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
 contradict them; it is never below what its runs show inside, nor, from three runs on, below what
-the candidate's own runs show. Before two repeated runs nothing is answered.
+the candidate's own runs show. A candidate with suspect runs lends the others no scatter, and its
+own counts from two runs on. Before two repeated runs nothing is answered.
 
 ask=gains searches until a look may answer. If not the first candidate leads then, new runs confirm
 the leader against it, in turns A B B A. Search and confirmation have half of the error each.
@@ -41,6 +42,7 @@ class Arm:
     earlier: Scatter = field(default_factory=Scatter)  # of equal cells, in other sweeps
     rates: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)  # standard error inside each run
+    suspect: bool = False  # one of its runs is
     failure: str = ""
     failed_repeats: int = 0
 
@@ -135,10 +137,12 @@ class Race:
         return quantile(freedom, 1 - level)
 
     def _own(self) -> Scatter:
-        own = Scatter()
+        trusted = every = Scatter()
         for candidate in self.candidates:
-            own += candidate.scatter
-        return own
+            every += candidate.scatter
+            if not candidate.suspect:
+                trusted += candidate.scatter
+        return trusted if trusted.freedom >= FEWEST_REPEATS else every
 
     def _variance(self, candidate: Arm) -> tuple[float, int]:
         """Return the variance of one run, and its degrees of freedom; 0: nothing is known."""
@@ -159,9 +163,18 @@ class Race:
         if not squares:  # runs equal to the last digit say nothing
             return 0.0, 0
         variance = squares / freedom
-        if len(candidate.rates) >= OWN_RUNS:
+        if len(candidate.rates) >= (2 if candidate.suspect else OWN_RUNS):
             variance = max(variance, candidate.scatter.squares / candidate.scatter.freedom)
         return max(variance, statistics.fmean(error**2 for error in candidate.errors)), freedom
+
+    def narrowed(self, index: int, more: int) -> float:
+        """Return how wide a candidate's interval is after more runs, half of them its own and half
+        the reference's, as a share of what it is."""
+        candidate, rivals = self.candidates[index], len(self.candidates) - 1
+        freedom = self._variance(candidate)[1]
+        quantiles = self._quantile(rivals, freedom + more) / self._quantile(rivals, freedom)
+        runs = len(candidate.rates)
+        return quantiles * math.sqrt(runs / (runs + more / 2))
 
     def _standing(
         self, index: int, reference: int, comparisons: int, shift: float = 0.0
