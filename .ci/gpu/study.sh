@@ -129,7 +129,8 @@ study_shared_gpu() {
 study_today() {
   # Shards, micro-steps, hooks and local SGD beside DDP. 2 GPUs, 9 minutes; GPUS=0: one, 5 minutes.
   # Fills a table of rates, costs and memory by strategy. Copy $out/shards, …, packed, to tests/data/h200_x2.
-  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
+    "repeats=$(small 2 1)")
   cells 170 shards "${common[@]}" "strategy=nccl_allreduce,zero1$(small ,zero2,fsdp "")" predict=auto
   cells 100 micro_steps "${common[@]}" "strategy=nccl_allreduce$(small ,fsdp "")" accumulate=4
   cells 110 hooks "${common[@]}" strategy=nccl_allreduce "strategy.comm_hook=none,bf16,fp8"
@@ -143,9 +144,34 @@ study_asked() {
   local common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
     "strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_local$(small ,zero2,fsdp "")")
   LINES_SHOWN=30
-  sweep 180 asked "${common[@]}" ask=fastest margin=1%
-  cells 380 grid "${common[@]}" "repeats=$(small 5 2)"
+  sweep 170 asked "${common[@]}" ask=fastest margin=1%
+  cells 440 grid "${common[@]}" "repeats=$(small 5 2)"
   finish asked grid
+}
+
+study_scripts() {
+  # A script beside Ringside's own training of the same model, on one GPU and on two; its levels; traced; observed, too with a slow
+  # rank and without peer access. REFERENCE: torchvision's references/classification, which read 100,000 small JPEGs. 2 GPUs, 7 minutes.
+  # Fills "Scripts". Copy $out/script, …, packed, to tests/data/h200_x2.
+  local run=tests/data/own_code/src/resnet50.py both='gpus=[0],[0,1]' brief jpegs=$out/.jpegs reference
+  brief=(benchmark=script benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)" "${on_cpu[@]}" noise_pairs=0)
+  cells 60 model "$both" "model=$(small resnet50 fmnist_cnn)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  cells 80 script "$both" "${brief[@]}" "benchmark.run=$run $(small 256 2)"
+  if [ -z "${SMALL:-}" ]; then
+    cells 60 script_levels gpus=0,1 "${brief[@]}" "benchmark.run=$run" nccl.p2p_level=LOC,PIX
+  fi
+  cells 90 script_traced gpus=0,1 "${brief[@]}" "benchmark.run=$run $(small 256 2)" "profiler=$(small nsys torch)"
+  if [ "${REFERENCE:-}" ]; then
+    make_jpegs "$jpegs"
+    reference="$REFERENCE/train.py --data-path $jpegs --model $(small resnet50 resnet18) --batch-size $(small 256 4) --workers $(small 15 1)"
+    reference+=" --device $(small cuda cpu) --channels-last $(small --amp "")"
+    cells 100 reference "$both" "${brief[@]}" "benchmark.run=$reference"
+  fi
+  local watch=("$PYTHON" -m launch observe -- "$PYTHON" -m torch.distributed.run --nproc-per-node 2 "$run" "$(small 256 2)")
+  step 60 observed "${watch[@]}" "$(small 150 8)"
+  step 60 observed_slow "${watch[@]}" "$(small 150 8)" 1
+  NCCL_P2P_LEVEL=LOC step 60 observed_loc "${watch[@]}" "$(small 150 8)"
+  finish model script script_levels script_traced reference
 }
 
 study_rewritten() {
@@ -383,6 +409,25 @@ small() {  # LARGE SMALL: the value for GPUs, or the one for SMALL=1
   if [ "${SMALL:-}" ]; then echo "$2"; else echo "$1"; fi
 }
 
+make_jpegs() {  # FOLDER: an image folder of 100 classes that share 1,000 JPEGs of 64×64 pixels
+  [ -z "${SHOW:-}" ] || return 0
+  "$PYTHON" - "$1" <<'END'
+import pathlib, sys
+import numpy, PIL.Image
+folder = pathlib.Path(sys.argv[1])
+one = folder / "one"
+one.mkdir(parents=True, exist_ok=True)
+draw = numpy.random.default_rng(1)
+for index in range(1000):
+    coarse = PIL.Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=numpy.uint8))
+    coarse.resize((64, 64)).save(one / f"{index}.jpg")
+for part in ("train", "val"):
+    (folder / part).mkdir(exist_ok=True)
+    for number in range(100):
+        (folder / part / f"{number}").symlink_to(one)
+END
+}
+
 compiled_in_out() {  # keep compiled code in $out, where no earlier study left any
   export TORCHINDUCTOR_CACHE_DIR=$out/.compiled TRITON_CACHE_DIR=$out/.compiled/triton
   [ "${SHOW:-}" ] || mkdir -p -m 700 "$out/.compiled"
@@ -439,7 +484,7 @@ finish() {  # STUDY...: check the samples of studies, and pack all that was meas
     if [ -d "$out/$study" ]; then analysis "verify_$study" verify "$out/$study" --pack; fi
   done
   # Made beside the folder, which tar would otherwise see change. Traces are large: they have an archive of their own.
-  local without=(--exclude=.compiled --exclude='mlflow.db*' --exclude=mlartifacts --exclude='*.tar.gz')
+  local without=(--exclude=.compiled --exclude=.jpegs --exclude='mlflow.db*' --exclude=mlartifacts --exclude='*.tar.gz')
   tar -czf "$out.$name.tar.gz" -C "$out" "${without[@]}" --exclude=profile .
   mv "$out.$name.tar.gz" "$out/$name.tar.gz"
   if (cd "$out" && find . -name mlartifacts -prune -o -type d -name profile -print0 > "$out/profiles" && [ -s profiles ]); then
