@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.console import print_text
-from analysis.findings.slow_rank import FOREIGN_LOAD, LINK, Delay, Diagnosis, diagnosis
+from analysis.findings.slow_rank import FOREIGN_LOAD, GPU, LINK, Delay, Diagnosis, diagnosis
 from analysis.nccl.log import NcclLog, read_nccl_log
 from analysis.report.report_files import Report, write
 from analysis.report.sections.conditions_section import fast_path_section
@@ -48,6 +48,7 @@ KINDS = {
     "sleep": "it sleeps",
     "clock": "all parts are slower alike, as at a lower clock",
     FOREIGN_LOAD: "it waits for a core that other programs use",
+    GPU: "its GPU comes to it last",
 }
 ENGAGED = {NO: "and did not engage", UNKNOWN: "and it is not known whether it engaged"}
 
@@ -200,7 +201,7 @@ def _delay_sentence(delay: Delay, seen: Diagnosis) -> str:
             f"ms of a step for data ({delay.part} while data is under way). {cost}"
         )
     where = f"{delay.part} the forward" if delay.part == "before" else f"in the {delay.part}"
-    if delay.bucket is not None:
+    if delay.bucket is not None and delay.bucket < len(seen.layers):
         layers = join_words(list(seen.layers[delay.bucket]), 4)
         where += f" of bucket {delay.bucket} (layers {layers})"
     return (

@@ -70,12 +70,12 @@ LOGGED = [
     ("registered buffers", "benchmark.memory=registered", "no",
      "Skipping registration for buffer 0x7f0000000000 size 2097152 (LocalRegister=0, P2pUsesMemcpy=0)"),
     ("registered buffers", "strategy.memory=registered", "unknown", RINGS.format(0, 1)),
-    ("P2P", "NCCL_P2P_LEVEL=LOC", "yes", "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"),
-    ("SHM", "NCCL_SHM_DISABLE=1", "yes", "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"),
+    ("P2P setting", "NCCL_P2P_LEVEL=LOC", "yes", "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"),
+    ("SHM setting", "NCCL_SHM_DISABLE=1", "yes", "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"),
 ]  # fmt: skip
 JUDGED = {
-    "P2P": ("NCCL_P2P_LEVEL", "transport_unexpected"),
-    "SHM": ("NCCL_SHM_DISABLE", "transport_unexpected"),
+    "P2P setting": ("NCCL_P2P_LEVEL", "transport_unexpected"),
+    "SHM setting": ("NCCL_SHM_DISABLE", "transport_unexpected"),
     "algorithm, protocol": ("NCCL_ALGO", "algorithm_unexpected"),
     "channels": ("NCCL_MAX_CTAS", "channels_unexpected"),
 }

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.findings.slow_rank import LINK, diagnosis
+from analysis.findings.slow_rank import GPU, LINK, diagnosis
+from benchmarks.record import read_lines
 from benchmarks.script.derive import collectives_of_a_step
 from conf.schema import Tracking
 from launch.__main__ import main
@@ -121,6 +122,37 @@ def test_a_link_on_which_all_ranks_wait_is_named_with_both_ends():
     assert len(diagnosis(lines).delays) == 1
     lines = lines_of(wait_ms=60)
     assert diagnosis(lines).delays == (), "no connection between hosts: it is not said"
+
+
+# Two H200s train tests/data/own_code/src/resnet50.py; rank 1 multiplies matrices beside its steps.
+@pytest.mark.parametrize(
+    ("name", "late"), [("clean", []), ("p2p_level_LOC", []), ("slow_rank_1", [(1, GPU, 0)])]
+)
+def test_on_gpus_the_rank_that_comes_last_to_collectives_is_named(name, late):
+    folder = TESTS / "data" / "observed_h200_x2" / name
+    lines = {rank: [*read_lines(folder / f"{rank}.jsonl")] for rank in (0, 1)}
+    seen = diagnosis(lines)
+    assert [(delay.rank, delay.kind, delay.bucket) for delay in seen.delays] == late
+    assert seen.least_ms[GPU] < 0.021 * seen.step_ms and not seen.unjudged
+    if late:
+        assert seen.delays[0].ms == pytest.approx(2.8, abs=0.1)
+    for rank in lines:
+        for line in lines[rank]:
+            line["uuid"] = "GPU-1"
+    assert diagnosis(lines).unjudged == "ranks share a GPU"
+
+
+def test_of_four_gpus_the_late_one_is_named_and_the_others_are_not():
+    lines, draw = lines_of(ranks=4), random.Random(1)
+    for rank in lines:
+        lines[rank].append({"kind": "script_device", "uuid": f"GPU-{rank}"})
+        for line in lines[rank][:40]:
+            for number, collective in enumerate(line["collectives"]):
+                waits = 9 if number and rank != 2 else 0
+                collective[4] = 5 + waits + draw.uniform(0, 0.3)
+    [delay] = diagnosis(lines).delays
+    assert (delay.rank, delay.part, delay.bucket) == (2, "all_reduce", 1)
+    assert delay.ms == pytest.approx(9, abs=0.3)
 
 
 @pytest.mark.parametrize("change", ["one rank", "few steps", "no collectives", "no buckets"])

@@ -1,12 +1,14 @@
 """Name the rank that the others wait for: where in its step, of which kind, and what it costs.
 
 Ranks that train alike spend equal times in equal parts of a step, which needs no common clock. In
-a part the thread ran, waited for a core, or slept. More than the others' is judged by its noise.
+a part the thread ran, waited for a core, or slept. On GPUs the rank that comes last to a collective
+spends the shortest time in it. More than the others' is judged by its noise.
 """
 
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,16 +21,18 @@ BLOCKS = 8  # of consecutive steps; their means are taken for independent
 TESTS = 3  # of each rank: it runs, sleeps, or waits for its core for longer
 WRONG_NAMES = 0.002  # of clean runs, as far as blocks are independent
 LEAST_SHARE, LEAST_WAITED = 0.05, 0.2  # of a step; less is not named. Waits for a core vary more
+LATE_SHARE = 0.02  # of a step, on GPUs; two clean H200s waited 0.2 % for each other
 EXPOSED_SHARE = 0.3  # of a step in which all ranks wait for data; less is usual
 # On a slow link data is on its way for so many times as long as between ranks of one host. Where
 # four clean ranks shared two cores it was 1.2 to 1.5 times, behind 100 Mbit/s more than three.
 SLOW_LINK = 2.0
 CONCENTRATED = 0.45  # share of a delay that lies elsewhere than the ranks' time does
-FOREIGN_LOAD, LINK = "foreign load", "link"
+FOREIGN_LOAD, LINK, GPU = "foreign load", "link", "late GPU"
 OWN = ("loader", "before", "forward", "backward", "optimizer")
 WAIT = "wait"  # for the last buckets, once all gradients are there
 RAN, WAITED, SLEPT = range(3)
 Parts = dict[str, list[float]]  # ms that a part ran, waited, slept; `backward:2`: of bucket 2
+Durations = list[tuple[str, dict[int, float]]]  # a step's collectives: operation, ms by rank
 Steps = list[dict[int, Parts]]  # of each step that all ranks have: its parts by rank
 
 
@@ -37,8 +41,8 @@ class Delay:
     """What makes the others wait in every step."""
 
     rank: int
-    kind: str  # loader, compute, sleep, clock, foreign load, link
-    part: str  # one of OWN where most of it lies, or the addresses of a link
+    kind: str  # loader, compute, sleep, clock, foreign load, link, late GPU
+    part: str  # one of OWN where most of it lies, a collective, or the addresses of a link
     bucket: int | None
     peer: int | None  # the rank at the other end of a link
     ms: float
@@ -83,8 +87,19 @@ def diagnosis(lines: RankLines) -> Diagnosis:
         is_whole = all(line["collectives"] for line in step.values())
         if is_whole and all(WAIT in own for own in parts.values()):
             steps.append(parts)
+    devices = [
+        line.get("uuid") for line in of_kind(itertools.chain(*lines.values()), "script_device")
+    ]
+    if any(devices):
+        if len(set(devices)) < len(lines):
+            return Diagnosis(*facts, unjudged="ranks share a GPU")
+        timed = list(filter(None, map(_durations_of, common)))
+        if len(lines) < 2 or len(timed) < FEWEST_STEPS:
+            needed = f"it needs {FEWEST_STEPS} steps with collectives of all ranks, of two or more"
+            return Diagnosis(*facts, unjudged=f"{needed}; there are {len(timed)} of {len(lines)}")
+        return Diagnosis(*facts, *_late_ranks(timed, step_ms, rate), _layers(lines))
     if len(lines) < 2 or len(steps) < FEWEST_STEPS:
-        needed = f"it needs {FEWEST_STEPS} steps of DDP on CPU ranks, of two ranks or more"
+        needed = f"it needs {FEWEST_STEPS} steps of DDP, of two ranks or more"
         return Diagnosis(*facts, unjudged=f"{needed}; there are {len(steps)} of {len(lines)}")
     delays, least_ms = _slow_ranks(steps, step_ms, rate)
     exposed = []
@@ -97,9 +112,54 @@ def diagnosis(lines: RankLines) -> Diagnosis:
     if exposed_ms > EXPOSED_SHARE * step_ms:
         delays += links
     delays.sort(key=lambda delay: -delay.ms)
+    return Diagnosis(*facts, tuple(delays), least_ms, _layers(lines))
+
+
+def _layers(lines: RankLines) -> tuple[tuple[str, ...], ...]:
     every = itertools.chain(*lines.values())
-    buckets = next(line["buckets"] for line in every if line["kind"] == "layers")
-    return Diagnosis(*facts, tuple(delays), least_ms, tuple(map(tuple, buckets)))
+    buckets = next((line["buckets"] for line in every if line["kind"] == "layers"), ())
+    return tuple(map(tuple, buckets))
+
+
+def _durations_of(step: Mapping[int, Line]) -> Durations:
+    """Return the collectives that all ranks timed, in their order."""
+    durations: dict[tuple[str, int, str], dict[int, float]] = {}
+    for rank, line in step.items():
+        for operation, group, number, _, duration_ms, _ in line["collectives"] or ():
+            if duration_ms is not None:
+                durations.setdefault((group, number, operation), {})[rank] = duration_ms
+    ordered = sorted(durations.items())
+    return [(key[-1], by_rank) for key, by_rank in ordered if len(by_rank) == len(step)]
+
+
+def _late_ranks(
+    steps: Sequence[Durations], step_ms: float, rate: float
+) -> tuple[tuple[Delay, ...], dict[str, float]]:
+    """Return for which ranks the others wait, by the longest wait of each step: a rank that is late
+    once is so at all collectives after that."""
+    delays = []
+    least_ms = 0.0
+    for rank in steps[0][0][1]:
+        waits_ms, places = [], []
+        for durations in steps:
+            waits = []
+            places_of: Counter[str] = Counter()
+            for operation, by_rank in durations:
+                others_ms = [ms for other, ms in by_rank.items() if other != rank]
+                place = operation, places_of[operation]
+                waits.append((statistics.median(others_ms) - by_rank[rank], place))
+                places_of[operation] += 1
+            waits_ms.append(max(waits)[0])
+            places.append(max(waits)[1])
+        ms, noise_ms = _estimate(waits_ms, len(steps[0][0][1]))
+        limit_ms = max(noise_ms, LATE_SHARE * step_ms)
+        least_ms = max(limit_ms, least_ms)
+        if ms > limit_ms:
+            operation, number = statistics.mode(places)
+            bucket = number if operation == "all_reduce" else None
+            delays.append(Delay(rank, GPU, operation, bucket, None, ms, rate * ms / (step_ms - ms)))
+    delays.sort(key=lambda delay: -delay.ms)
+    return tuple(delays), {GPU: least_ms}
 
 
 def _common_steps(lines: RankLines) -> list[dict[int, Line]]:

@@ -165,8 +165,9 @@ LOG, TUNED = "NCCL's log", "TUNING lines of NCCL's log"
 RINGS, CONNECTED = f"“use ring PXN … GDR …” in {LOG}", f"transports in {LOG}"
 REGISTERING = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER", "strategy.memory", "benchmark.memory")
 FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
-    NcclPath("P2P", "NCCL_P2P_LEVEL, NCCL_P2P_DISABLE", CONNECTED, code="transport_unexpected"),
-    NcclPath("SHM", "NCCL_SHM_DISABLE", CONNECTED, code="transport_unexpected"),
+    NcclPath("P2P setting", "NCCL_P2P_LEVEL, NCCL_P2P_DISABLE", CONNECTED,
+             code="transport_unexpected"),
+    NcclPath("SHM setting", "NCCL_SHM_DISABLE", CONNECTED, code="transport_unexpected"),
     NcclPath("algorithm, protocol", "NCCL_ALGO, NCCL_PROTO", TUNED, code="algorithm_unexpected"),
     NcclPath("channels", "NCCL_MIN_CTAS, NCCL_MAX_CTAS, NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS",
              f"their number in {LOG}", code="channels_unexpected"),

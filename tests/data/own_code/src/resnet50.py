@@ -11,7 +11,9 @@ import torch.distributed as dist
 import torchvision
 from torch import nn
 
-batch, steps, slow_rank = [int(word) for word in (sys.argv[1:] + ["256", "100000", "-1"][len(sys.argv) - 1 :])]
+batch, steps, slow_rank = [
+    int(word) for word in (sys.argv[1:] + ["256", "100000", "-1"][len(sys.argv) - 1 :])
+]
 on_gpus = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
 if on_gpus:
