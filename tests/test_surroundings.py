@@ -444,6 +444,22 @@ def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monk
         own.communicate(b"\n")
 
 
+def test_the_first_sample_waits_for_what_is_left_of_the_cell_before(monkeypatch):
+    """As on two H200s after a script with 15 workers of its loader, at 2026-11-29."""
+    ending = {"busy_percent": 0, "memory_bytes": 14 << 30, "processes": 1, "foreign_pids": []}
+    free = ending | {"memory_bytes": 0, "processes": 0}
+    stranger = ending | {"foreign_pids": [7]}
+    gpus = SampledGpus(None, [], "t" * 32)
+    for samples, expected in (
+        ([ending, free | {"busy_percent": 3}, free], free),
+        ([stranger, free], stranger),
+        ([ending | {"memory_bytes": 5 << 20}, free], ending | {"memory_bytes": 5 << 20}),
+    ):
+        each = iter(samples)
+        monkeypatch.setattr(gpus, "sample", lambda each=each: [next(each)])
+        assert gpus.settled() == [expected]
+
+
 # What the report says.
 
 

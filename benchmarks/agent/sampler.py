@@ -26,6 +26,7 @@ PERIOD_SECONDS = 0.5
 CPU_EVERY = 2  # periods between two looks at the CPU: each reads every process of the machine
 SETTLE_SECONDS = 3.0
 SETTLE_POLL_SECONDS = 0.05  # no rank starts meanwhile
+ENDING_BYTES = 1 << 30  # less memory of a process that cannot be looked at is not waited for
 ROOT = Path(__file__).parent.parent.parent
 READY_SECONDS = 15.0  # until the first sample: GPUs may take some to settle
 END_SECONDS = 8.0  # for the last one
@@ -106,11 +107,12 @@ class SampledGpus:
     def settled(self) -> list[dict[str, Any]]:
         """Return a sample of each idle GPU.
 
-        Wait up to SETTLE_SECONDS first: the driver's averages may still show the cell before.
+        Wait up to SETTLE_SECONDS first: the driver's averages may still show the cell before, and
+        a process of it may be ending (workers of a script's loader took half a second).
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         idle = self.sample()
-        while any(gpu.get("busy_percent", 0) for gpu in idle) and time.monotonic() < deadline:
+        while any(map(_is_settling, idle)) and time.monotonic() < deadline:
             time.sleep(SETTLE_POLL_SECONDS)
             idle = self.sample()
         return idle
@@ -165,6 +167,13 @@ class SampledGpus:
         if own_bytes and None not in own_bytes:
             facts["own_bytes"] = sum(size for size in own_bytes if size is not None)
         return facts
+
+
+def _is_settling(gpu: Mapping[str, Any]) -> bool:
+    if gpu.get("busy_percent"):
+        return True
+    ending = gpu.get("processes", 0) - len(gpu.get("foreign_pids", ()))
+    return ending > 0 and gpu.get("memory_bytes", 0) > ENDING_BYTES
 
 
 class CpuLoad:
