@@ -157,9 +157,10 @@ class CellQuery:
 
     @functools.cached_property
     def bucket_plan(self) -> tuple[object, ...]:
-        """What makes buckets: gradients in their order up to a cap; several servers have others."""
+        """What makes buckets: gradients in their order up to a cap; several servers have others,
+        and so has who sends weights at the end of a period."""
         plan = (self.workload.gradient_bytes, self.caps_mib)
-        if self.servers > 1:
+        if self.servers > 1 or self.option("period"):
             return (*plan, *self.options)
         return plan
 

@@ -28,6 +28,7 @@ from analysis.prediction.distributions import (
 from analysis.prediction.link_model import HOST_MEMORY, NETWORK
 from analysis.prediction.query import CellQuery, Options, Workload
 from analysis.prediction.strategies import (
+    GATHERING,
     BucketTimes,
     bucket_times,
     collective,
@@ -142,7 +143,8 @@ def _bare_steps(
     for cell in here:
         if cell.query.strategy == "none":
             without.append(cell)
-        if cell.cost_ms is not None:
+        # Steps of shards without exchange are those of whole weights in the hooks of FSDP.
+        if cell.cost_ms is not None and cell.query.strategy not in GATHERING:
             with_cost.append(cell)
     why = ""
     for chosen in (without, with_cost):
