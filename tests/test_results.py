@@ -347,10 +347,10 @@ def test_the_fastest_rate():
 
 
 def sweep_of(study):
-    """Return the finished records of a study of one GPU, and the seconds that its sweep took."""
-    text = (DATA / "h200_x1" / study / "journal.jsonl").read_text(encoding="utf-8")
+    """Return the finished records of a study, and the seconds that its sweep took."""
+    text = (DATA / study / "journal.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
-    finished = [record for record in records(f"h200_x1/{study}") if record["metrics"].get(RATE)]
+    finished = [record for record in records(study) if record["metrics"].get(RATE)]
     ends = [line["time"] for line in lines if line["kind"] == "closed"] or [lines[-1]["time"]]
     begins = [line["began"] for line in lines if line["kind"] == "sweep"]
     return finished, sum(ends) - sum(begins)
@@ -359,18 +359,19 @@ def sweep_of(study):
 @pytest.mark.parametrize(
     ("row", "asked", "grid"),
     [
-        (0, "asked_layout_resnet50", "layout_grid"),
-        (1, "asked_layout_inception_v3", ""),
-        (2, "asked_precision_resnet50", "precision_grid"),
-        (3, "asked_precision_inception_v3", ""),
-        (4, "asked_way", "way_grid"),
+        (0, "h200_x1/asked_layout_resnet50", "h200_x1/layout_grid"),
+        (1, "h200_x1/asked_layout_inception_v3", ""),
+        (2, "h200_x1/asked_precision_resnet50", "h200_x1/precision_grid"),
+        (3, "h200_x1/asked_precision_inception_v3", ""),
+        (4, "h200_x1/asked_way", "h200_x1/way_grid"),
+        (5, "h200_x2/asked_strategy", "h200_x2/strategy_grid"),
     ],
 )
 def test_questions_beside_their_grids(row, asked, grid):
     """The answer is the question's own; the grid's is the ratio of its medians."""
     (table,) = sections()["Questions"]
     _, _, answered, effort, of_grid, grid_effort = table[row]
-    folder = DATA / "h200_x1" / asked
+    folder = DATA / asked
     (question,) = questions_of(folder).values()
     sentence = answer(question, replay(question, open_study(folder).records))[0]
     verdict, _, difference = answered.partition(" ")
@@ -381,19 +382,60 @@ def test_questions_beside_their_grids(row, asked, grid):
             assert said == f"{len(finished)}, {seconds:.0f}"
     if grid:
         rates = defaultdict(list)
+        varied = re.search(r"`(\w+)", table[row][0] if row else "`channels_last`")[1]
         for record in sweep_of(grid)[0]:
             cell = record["cell"]
-            varied = {"layout_grid": "channels_last", "precision_grid": "precision"}
-            value = str(cell[varied.get(grid, "optimize")]).lower()
+            cell |= {"strategy": cell["strategy"]["name"]}
+            value = str(cell[varied]).lower()
             rates[value].append(record["metrics"][RATE])
         medians = {value: median(of_value) for value, of_value in rates.items()}
-        if grid == "way_grid":  # the two fastest
+        if varied in ("optimize", "strategy"):  # the two fastest
             reference, changed, *_ = sorted(medians, key=medians.get, reverse=True)
             assert reference in answered and of_grid.startswith(f"{changed} ")
         else:
             changed, reference = re.findall(r"(false|true|tf32|fp32)`", table[row][0])
         change = 100 * (medians[changed] / medians[reference] - 1)
         assert of_grid.endswith(f"{change:+.1f} %".replace("-", "−"))
+
+
+def test_strategies_of_today():
+    (table,) = sections()["Strategies of today"]
+    measured = defaultdict(list)
+    for record in records("h200_x2/today") + records("h200_x2/strategy_grid"):
+        cell, strategy = record["cell"], record["cell"]["strategy"]
+        changed = {"comm_hook": strategy.get("comm_hook"), "accumulate": cell["accumulate"]}
+        changed["p2p_level"] = cell["nccl"].get("NCCL_P2P_LEVEL")
+        name = strategy["name"]
+        for option, value in changed.items():
+            if value not in (None, "none", 1):
+                name += f" {option}={value}"
+        in_grid = record["study"] == "grid"
+        if not in_grid or name in ("zero2", "fsdp"):
+            measured[name].append(record)
+    name = ""
+    for row in table:
+        own = row[0].split("`")[1]
+        name = f"{name.split()[0]} {own}" if row[0].startswith("…") else own
+        runs = measured.pop(name)
+        verdicts = {run["validity"]["verdict"] for run in runs}
+        assert verdicts == {"suspect" if "suspect" in row[0] else "valid"}
+        names = (RATE, "comm/exchange_ms", COST, "memory/peak_gib")
+        medians = {metric: median(run["metrics"][metric] for run in runs) for metric in names}
+        assert_row(row[1:], medians, *names)
+    assert not measured
+
+
+def test_a_script_beside_the_cell_of_its_model():
+    (table,) = sections()["Scripts"]
+    rates = {}
+    for record in records("h200_x2/scripts"):
+        cell = record["cell"]
+        column = [1, 2, 3, 4][len(cell["gpus"]) - 1]
+        column = {"LOC": 3, "PIX": 4}.get(cell["nccl"].get("NCCL_P2P_LEVEL"), column)
+        rates[cell["benchmark"]["name"] != "script", column] = record["metrics"][RATE]
+    for (row, column), rate in rates.items():
+        assert same(table[row][column], rate)
+    assert len(rates) == 6
 
 
 def test_blind_forecasts_of_one_gpu():
