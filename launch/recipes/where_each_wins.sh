@@ -3,7 +3,8 @@
 # machine, behind each link in turn. Needs ip and tc, no root and no GPU.
 #
 #     launch/recipes/where_each_wins.sh [FOLDER]           three links: minutes on two cores
-#     FULL=1 launch/recipes/where_each_wins.sh [FOLDER]    40 links and more ways: hours; delays need the kernel's netem
+#     FULL=1 launch/recipes/where_each_wins.sh [FOLDER]    40 links and micro-steps: 40 minutes
+#     RATES="1gbit 3gbit" DELAYS="0.1ms 2ms" launch/recipes/where_each_wins.sh [FOLDER]    these links
 #
 # A link is a study of FOLDER (outputs/where_each_wins); `alone` is one host, from which forecasts are made. The same command
 # goes on where it was cut off.
@@ -11,11 +12,11 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-outputs/where_each_wins}
 python=${RINGSIDE_PYTHON:-.venv/bin/python}
-rates="100mbit 400mbit 2gbit" delays=0ms micro_steps=1 hooks=fp16 periods=
+rates="100mbit 400mbit 2gbit" delays=0ms micro_steps=1
 if [[ -n ${FULL:-} ]]; then
-  rates="10mbit 30mbit 100mbit 300mbit 1gbit 3gbit 10gbit 25gbit" delays="0.1ms 0.5ms 2ms 10ms 50ms"
-  micro_steps=1,4 hooks=fp16,fp8 periods=2,32
+  rates="20mbit 50mbit 100mbit 200mbit 500mbit 1gbit 2gbit 4gbit" delays="0.1ms 0.5ms 2ms 10ms 50ms" micro_steps=1,4
 fi
+rates=${RATES:-$rates} delays=${DELAYS:-$delays}
 
 sweep() {  # STUDY RATE DELAY NODES OPTIONS…
   local study=$1 rate=$2 delay=$3 nodes=$4
@@ -30,8 +31,7 @@ sweep() {  # STUDY RATE DELAY NODES OPTIONS…
 
 link() {  # STUDY RATE DELAY NODES
   sweep "$@" accumulate="$micro_steps"
-  sweep "$@" accumulate=1 strategy=nccl_allreduce strategy.comm_hook="$hooks"
-  [[ -z $periods ]] || sweep "$@" accumulate=1 strategy=local_sgd strategy.period="$periods"
+  sweep "$@" accumulate=1 strategy=nccl_allreduce strategy.comm_hook=fp16
 }
 
 link alone 1gbit 0ms a
