@@ -41,6 +41,7 @@ from launch.machine import devices
 from launch.tracking.tracker import Tracker
 
 REPORT_SECONDS = 30.0
+TIMING = "TORCH_NCCL_ENABLE_TIMING"  # of collectives; without it no rank is judged on GPUs
 HOOKS = ROOT / "benchmarks" / "script" / "hooks"
 KINDS = {
     "loader": "it waits for its data loader",
@@ -96,8 +97,9 @@ def _variables(folder: CellFolder, token: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(python_path),
         "RINGSIDE_SCRIPT": json.dumps(settings),
         TOKEN: token,
-        "TORCH_NCCL_ENABLE_TIMING": "1",
     }
+    if TIMING not in os.environ:
+        added[TIMING] = "1"
     if "NCCL_DEBUG" not in os.environ:
         subsystems = NCCL_SUBSYSTEMS
         if not NEED_TUNING.isdisjoint(os.environ):

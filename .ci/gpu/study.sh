@@ -174,6 +174,32 @@ study_scripts() {
   finish model script script_levels script_traced reference
 }
 
+study_tuned() {
+  # NCCL's settings searched, beside a grid of all of them. LEVEL=LOC: without peer access. 2 GPUs, 10 minutes; CPU workers have none.
+  # Fills a table of gains and runs. Copy $out/tuned and $out/tune_grid, packed, to tests/data/h200_x2.
+  local level=nccl.p2p_level=${LEVEL:-null}
+  LINES_SHOWN=30
+  sweep 280 tuned tune=nccl gpus=0,1 "model=$model" "$level" "${windows[@]}" "${short[@]}"
+  cells 290 tune_grid gpus=0,1 benchmark=collectives benchmark.{min_bytes=64K,max_bytes=256M,factor=16} "$level" repeats=2 \
+    nccl.algo=null,allreduce:tree,Ring nccl.proto=null,LL,LL128,Simple nccl.max_nchannels=null,4,16
+  finish tuned tune_grid
+}
+
+study_observed() {
+  # What observing costs a step: with torch's timing of collectives, without it, and as a cell, in turn. 2 GPUs, 5 minutes.
+  # Fills benchmarks/script/README.md.
+  local run=tests/data/own_code/src/resnet50.py turn timing
+  for turn in 1 2 3; do
+    for timing in 1 0; do
+      TORCH_NCCL_ENABLE_TIMING=$timing step 50 "observed_${timing}_$turn" "$PYTHON" -m launch observe -- "$PYTHON" \
+        -m torch.distributed.run --nproc-per-node 2 "$run" $(small "256 150" "2 40")
+    done
+    cells 50 "cell_$turn" gpus=0,1 benchmark=script "benchmark.run=$run $(small 256 2)" noise_pairs=0 \
+      benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)"
+  done
+  finish cell_1 cell_2 cell_3
+}
+
 study_rewritten() {
   # Which way to run a step is fastest: a question beside a grid, with the code compiled before. 1 GPU, 10 minutes.
   # Fills "Questions". Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.

@@ -1,4 +1,4 @@
-"""Open a trace wherever it is: one file, several joined by commas, or a folder of them.
+"""Open a trace wherever it is: one file, several joined by commas, a folder of them, or a cell's.
 
 The content decides the reader, not the suffix: SQLite exports of nsys and Kineto JSON, plain or
 gzipped. A `.nsys-rep` goes through `nsys export`, where nsys is on PATH or named by the variable
@@ -28,6 +28,7 @@ from analysis.input_files import (
 from analysis.trace.events import Names, RankTrace, Trace
 from analysis.trace.kineto import read_kineto
 from analysis.trace.nsys_export import read_nsys
+from benchmarks.record.folder import PROFILE
 
 _SQLITE = b"SQLite format 3\0"
 _REPORT = ".nsys-rep"
@@ -42,11 +43,14 @@ def read_trace(source: str) -> Trace:
         OSError: a file cannot be opened.
         UnreadableInput: it is not a trace, or its files are not of one run.
     """
-    in_folder = Path(source).is_dir()
+    folder = Path(source)
+    in_folder = folder.is_dir()
+    if (folder / PROFILE).is_dir():
+        folder = folder / PROFILE
     paths = []
     exported_stems = set()
     if in_folder:
-        for path in sorted(Path(source).iterdir()):
+        for path in sorted(folder.iterdir()):
             stem, suffix, _ = path.name.partition(".sqlite")
             if path.name.endswith(_SUFFIXES):
                 paths.append(path)
