@@ -39,7 +39,7 @@ SELECTIONS = re.compile(
 # Words of torchrun, nccl-tests and training scripts, and what to write here; {} is the value.
 _GPUS = "write gpus=0,1: one rank runs on each GPU that is named"
 _HOSTS = "write nodes=a,b engine=ssh: the hosts find each other"
-_TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS: steps are timed"
+_TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size", "-g"), _GPUS),
     **dict.fromkeys(("nnodes", "num_nodes", "node_rank", "master_addr", "master_port"), _HOSTS),

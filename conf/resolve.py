@@ -99,7 +99,7 @@ def resolve(
     options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
     connections = config.cuda_device_max_connections
     if connections is not None and device == "cpu":
-        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; expected on CPU workers: null")
+        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; CPU workers take null")
     labels = _typed_options(benchmark, config.benchmark, options)
     if connections is not None:
         labels.append(f"{CONNECTIONS}={connections}")
@@ -244,8 +244,7 @@ def _arithmetic(
     precision, optimize = config.precision, config.optimize
     if device == "cpu" and precision in ("tf32", "fp16"):
         raise Refused(
-            f"precision={precision}: needs a GPU; expected on CPU workers: auto, fp32, bf16 "
-            "or bf16_weights"
+            f"precision={precision}: needs a GPU; CPU workers take auto, fp32, bf16 or bf16_weights"
         )
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "fp32"

@@ -42,7 +42,7 @@ class Model:
     )
     builder: str = option(
         MISSING,
-        "its name in that library; python: a function of your own, my_package.my_module:build",
+        "the name that its library has; library=python: your function, my_package.my_module:build",
     )
     inputs: str = option(
         IMAGES,

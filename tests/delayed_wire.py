@@ -5,6 +5,7 @@ between them until it is killed: those from the host after DELAY (0.5ms), those 
 real wire's would be too many for one process.
 """
 
+import contextlib
 import fcntl
 import os
 import select
@@ -37,10 +38,8 @@ def frames(device):
 
 def hand_on(device, frame):
     """Write a frame; one that the device cannot take is lost, as on any wire."""
-    try:
+    with contextlib.suppress(OSError):
         os.write(device, frame)
-    except OSError:
-        pass
 
 
 def main(host, delay):

@@ -41,11 +41,12 @@ TRAINING = (
 
 
 def in_namespaces(
-    *command, folder, hosts=2, rate="1gbit", script=IN_NAMESPACES, user=(), around=None
+    *command, folder, hosts=2, rate="1gbit", delay="0ms", script=IN_NAMESPACES, user=(), around=None
 ):
     """Run a command among hosts: (exit status, what it said)."""
-    words = [*user, script, "-n", str(hosts), rate, "--", *command]
-    around = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **(around or {})}
+    words = [*user, script, "-n", str(hosts), "-d", delay, rate, "--", *command]
+    own = {"CUDA_VISIBLE_DEVICES": "", "RINGSIDE_PYTHON": sys.executable}
+    around = {**os.environ, **own, **(around or {})}
     done = subprocess.run(
         words, cwd=folder, timeout=7200, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=around,
@@ -67,6 +68,34 @@ class Measured:
         self.listeners = [json.loads(line) for line in lines]
         self.addresses = {(one["host"], one["address"]) for one in self.listeners}
         assert json.loads((folder / "left.json").read_text()) == [], "processes on a host"
+
+
+ECHO = """
+import socket, sys, time
+address = ("10.77.0.2", 5000)
+if sys.argv[1] == "b":
+    connection, _ = socket.create_server(address).accept()
+    connection.sendall(connection.recv(1))
+    sys.exit()
+while True:
+    try:
+        connection = socket.create_connection(address)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+began = time.perf_counter()
+connection.sendall(b"x")
+connection.recv(1)
+print("took_ms", 1e3 * (time.perf_counter() - began))
+"""
+
+
+@pytest.mark.needs("namespaces")
+def test_a_wire_takes_its_delay_there_and_back(tmp_path):
+    (tmp_path / "echo.py").write_text(ECHO)
+    both = " & ".join(f"ip netns exec {host} {sys.executable} echo.py {host}" for host in "ba")
+    status, text = in_namespaces("sh", "-c", f"{both}; wait", folder=tmp_path, delay="20ms")
+    assert status == 0 and 40 <= float(text.split()[-1]) < 400, text
 
 
 @pytest.mark.needs("namespaces")

@@ -635,7 +635,7 @@ def test_gpus_of_another_machine_of_the_study_are_not_there():
         fewer.append(replace(record, environment=record.environment | {"host": "other"}))
     study = Study.of([*here, *fewer])
     calibration = calibrate(study)
-    with pytest.raises(ValueError, match=r"which forecasts are for, has no GPU 2; .* 1$"):
+    with pytest.raises(ValueError, match=r"forecasts are for .*, which has no GPU 2; .* 1$"):
         refuse_absent("2,3", read_subsets("2,3", None), study, calibration)
     refuse_absent("1,0", read_subsets("1,0", None), study, calibration)
 

@@ -63,7 +63,7 @@ GPUS_FORM = (
     "ids of this machine's GPUs, such as 0,1,2,3 (several subsets: 0+1,0+1+2+3); or how many GPUs, "
     "with --per-node: --gpus 16,64,256 --per-node 8"
 )
-NUMBERS = "for a number of GPUs add --per-node, as in --gpus 16 --per-node 8"
+NUMBERS = "to ask for a number of GPUs, not for ids, add --per-node, as in --gpus 16 --per-node 8"
 CAPTION = f"{100 * LEVEL:.0f} % prediction intervals stand below their values."
 PARTS = (
     "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "
@@ -229,7 +229,7 @@ def refuse_absent(
     gpus = machine_gpus(study, machine)
     where = "the machine of the study"
     if len({cell.query.machine for cell in calibration.cells}) > 1:
-        where = f"{machine}, which forecasts are for,"
+        where = f"forecasts are for {machine}, which"
     for subset in subsets:
         for gpu in subset.members:
             if gpu not in gpus:

@@ -134,8 +134,8 @@ def _print(study: str, result: Verification, packed: str) -> None:
     if packed:
         lines.append(packed)
     summary = (
-        f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples, "
-        f"{result.values} values compared: {len(result.differences)} differ"
+        f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples; "
+        f"of {result.values} values compared {len(result.differences)} differ"
     )
     if study:
         summary = f"{study}: {summary}"

@@ -48,7 +48,7 @@ TAIL = "exchange after the last gradient"
 SLOWED = "backward slowed by the exchange"
 REST = "exposed, not explained"
 # What qualifies a part, or why it is not known.
-AT_MOST = "upper bound, if the whole step slowed down with the clock; not significant"
+AT_MOST = "at most this, as if the whole step followed the clock; it may be nothing"
 UNSEEN = "no step was traced (benchmark.calibrate=timeline traces some)"
 UNSEEN_ALONE = "no GPU's steps were traced alone"
 UNSPLIT = (

@@ -80,8 +80,8 @@ def machine_line(study: Study, first: Study, machine: str) -> str:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:
-        words += f", where most runs of study {first.name} were measured"
-        words += f"; the runs given come from {len(machines)} machines"
+        words += f": of the {len(machines)} machines given, most runs of study {first.name} were "
+        words += "measured there"
     return f"{words}."
 
 

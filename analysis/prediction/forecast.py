@@ -51,14 +51,14 @@ ASSUMED_NETWORK = "assumed_network"  # between hosts, as --net describes it
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 SMALL = "small"  # batches below LARGE from larger ones, of one GPU too
 LARGE = 128
-# {way of holding cells out: what a study is like that has none}
+# {way of holding cells out: what it needs}
 HOLDOUTS = {
-    CONDITION: "the study has no valid training run of several GPUs",
-    SIZE: "all training runs of several GPUs are on the same number of them",
-    TRANSPORT: "all training runs of several GPUs have the same transport",
-    BATCH: "all training runs of a model have the same batch size",
-    MODEL: "all training runs of several GPUs have the same model",
-    SMALL: f"no model has training runs with batches below {LARGE} and with larger ones",
+    CONDITION: "needs a valid training run of several GPUs",
+    SIZE: "needs training runs on two numbers of GPUs above one",
+    TRANSPORT: "needs training runs of several GPUs with two transports",
+    BATCH: "needs training runs of a model with two batch sizes",
+    MODEL: "needs training runs of several GPUs with two models",
+    SMALL: f"needs training runs of a model with batches below {LARGE} and with larger ones",
 }
 
 

@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: time is missing from every timed window. By the time stamps in the rank's file it
-    took over 1.5 % longer than the GPU's and the host's clock measured
+    """on GPUs: every timed window was measured too short. The time stamps that the rank wrote
+    before and after it are further apart, by over 1.5 %, than the GPU's and the host's clock say
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -353,7 +353,8 @@ def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
 def unexplained(record: Record, _: ValidityLimits) -> Judgement:
     """the step and its 95 % interval lie outside the interval that was forecast before the run
 
-    Run again. If it happens again, the forecast lacks something: see its row in the report.
+    Run again. If it happens again, the forecast leaves out a real effect: the report's table of
+    forecasts shows how far it was off.
     """
     if not record.predicted:
         return None
@@ -426,7 +427,8 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     """the efficiency is above 100 % by more than 0.5 % and by more than 3 standard deviations of
-    the ratio of both rates. Where the scatter of runs is unknown: above 102 % even at its low end
+    the ratio of both rates. Where the scatter of runs is unknown, the low end of its interval is
+    above 102 %
 
     Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """

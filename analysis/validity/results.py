@@ -515,8 +515,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the bytes counted for the gradient, for the exchange and for GB/s do not agree with each
-    other, or not with the strategy's YAML
+    """counts of bytes contradict each other: of the gradient, of the exchange, and behind GB/s. Or
+    a rank sent another amount than the strategy declares (`sends` in its YAML)
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

@@ -211,7 +211,7 @@ def refuse(cell: Cell, room: Room) -> None:
     if op == "avg" and cell.device == "cpu":
         raise Refused("benchmark.op=avg: works on GPUs only, gloo has sum, prod, min and max")
     if root and not COLLECTIVES[name].rooted:
-        raise Refused(f"benchmark.root={root}: {name} has no root; expected 0")
+        raise Refused(f"benchmark.root={root}: {name} has no root; leave it out")
     if root >= cell.world_size:
         raise Refused(f"benchmark.root={root}: expected a rank, 0 to {cell.world_size - 1}")
     measured = placements(cell)

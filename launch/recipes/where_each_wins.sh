@@ -14,7 +14,7 @@ folder=${1:-outputs/where_each_wins}
 python=${RINGSIDE_PYTHON:-.venv/bin/python}
 rates="100mbit 400mbit 2gbit" delays=0ms micro_steps=1
 if [[ -n ${FULL:-} ]]; then
-  rates="20mbit 50mbit 100mbit 200mbit 500mbit 1gbit 2gbit 4gbit" delays="0.1ms 0.5ms 2ms 10ms 50ms" micro_steps=1,4
+  rates="100mbit 200mbit 300mbit 500mbit 1gbit 1500mbit 2gbit 4gbit" delays="0.1ms 0.5ms 2ms 10ms 50ms" micro_steps=1,4
 fi
 rates=${RATES:-$rates} delays=${DELAYS:-$delays}
 
