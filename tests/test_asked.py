@@ -6,10 +6,19 @@ import json
 import pytest
 from build import ROOT, make_cell, run_of
 
-from analysis.study.asked import Asked, answer, is_answered, percent, questions_of, replay
+from analysis.study.asked import (
+    MOST_RUNS,
+    Asked,
+    answer,
+    is_answered,
+    percent,
+    questions_of,
+    replay,
+)
 from analysis.study.noise_floor import Scatter
+from analysis.study.race import OPEN
 from benchmarks.record import Failure, Validity, read_study
-from conf.question import DIFFERS, FASTEST, SCALES, Question
+from conf.question import DIFFERS, FASTEST, GAINS, SCALES, Question
 
 REFUSED = [
     (["ask=quickest"], "ask=quickest: expected fastest, differs, scales or gains"),
@@ -118,6 +127,34 @@ def test_it_goes_on_where_the_records_end_and_says_what_is_open():
     assert set(done.pending) == {0, 1} and not is_answered(done)
     assert answer(asked, done)[0].startswith("Undecided: none leads, but ")
     assert "would take about" not in answer(asked, replay(asked, []))[-1]
+
+
+def test_a_search_whose_leader_has_no_new_run_yet_forecasts_nothing():
+    """As after Ctrl-C in the first run of the confirmation."""
+    cells = candidates("nccl_allreduce", "none")
+    asked = dataclasses.replace(asked_of(GAINS, cells), earlier=(Scatter(),) * 2)
+    records = []
+    for cell, rates in zip(cells, ([1000.0, 1010.0], [1004.0, 1012.0]), strict=True):
+        records += [run_of(cell, repeat, rate) for repeat, rate in enumerate(rates)]
+    state = replay(asked, records)
+    assert state.pending == (0, 1, 1, 0) and state.last.standings[0].state == OPEN
+    lines = answer(asked, state)
+    assert lines[0] == "Undecided: none leads the search." and lines[-1].endswith(" s.")
+
+
+def test_no_more_runs_are_forecast_than_a_candidate_may_have():
+    cells = candidates("nccl_allreduce", "none")
+    asked = dataclasses.replace(asked_of(FASTEST, cells), earlier=(Scatter(),) * 2)
+    for runs, sentence in (
+        (4, "the answer would take about 28 more, 29 minutes."),
+        (MOST_RUNS - 2, f"{MOST_RUNS} runs of each would not answer it."),
+    ):
+        records = []
+        for cell, faster in zip(cells, (0, 4), strict=True):
+            for repeat in range(runs):
+                noise = 12 * (-1) ** (repeat // 2)
+                records.append(run_of(cell, repeat, 1000.0 + faster + noise))
+        assert answer(asked, replay(asked, records))[-1].endswith(sentence)
 
 
 def test_failures_and_doubts_are_named():

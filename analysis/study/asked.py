@@ -338,8 +338,10 @@ def _runs_to_decide(asked: Asked, state: RaceState) -> int | None:
     """Return how many runs more would decide what is open, if they scatter as those so far; None:
     more than are allowed; 0: too little is known."""
     question, total, look = asked.question, 0, state.last
+    if look is None or (question.kind == GAINS and look.reference):
+        return 0  # the search has ended, and no new run confirms its leader yet
     for index in _open_candidates(look):
-        low, high = look.standings[index].logs if look else (-math.inf, math.inf)
+        low, high = look.standings[index].logs
         if not math.isfinite(high - low):
             return 0
         middle, half_width = (low + high) / 2, (high - low) / 2
@@ -351,7 +353,8 @@ def _runs_to_decide(asked: Asked, state: RaceState) -> int | None:
         elif question.kind == SCALES:
             above = middle - math.log(question.efficiency)
             deciding_half_width = max(above + question.log_margin, -above)
-        for more in range(2, 2 * MOST_RUNS, 2):
+        allowed = 2 * (MOST_RUNS - len(state.records[index]))
+        for more in range(2, allowed + 1, 2):
             if half_width * state.race.narrowed(index, more) <= deciding_half_width:
                 total += more
                 break
