@@ -142,17 +142,51 @@ def test_on_gpus_the_rank_that_comes_last_to_collectives_is_named(name, late):
     assert diagnosis(lines).unjudged == "ranks share a GPU"
 
 
-def test_of_four_gpus_the_late_one_is_named_and_the_others_are_not():
-    lines, draw = lines_of(ranks=4), random.Random(1)
+def on_gpus(ranks, ms_of, steps=200):
+    """The lines of ranks on GPUs; `ms_of(step, number, rank)` is how long a collective takes there."""
+    lines, draw = lines_of(ranks=ranks, steps=steps), random.Random(1)
     for rank in lines:
-        lines[rank].append({"kind": "script_device", "uuid": f"GPU-{rank}"})
-        for line in lines[rank][:40]:
+        lines[rank].append({"kind": "script_device", "time": 0, "uuid": f"GPU-{rank}"})
+        for line in lines[rank][:steps]:
             for number, collective in enumerate(line["collectives"]):
-                waits = 9 if number and rank != 2 else 0
-                collective[4] = 5 + waits + draw.uniform(0, 0.3)
+                collective[4] = ms_of(line["step"], number, rank) + draw.uniform(0, 0.3)
+    return lines
+
+
+def test_of_four_gpus_the_late_one_is_named_and_the_others_are_not():
+    lines = on_gpus(4, lambda step, number, rank: 14 if number and rank != 2 else 5)
     [delay] = diagnosis(lines).delays
     assert (delay.rank, delay.part, delay.bucket) == (2, "all_reduce", 1)
     assert delay.ms == pytest.approx(9, abs=0.3)
+    for rank in lines:  # one more, as of a loss, before those of the two buckets
+        for line in lines[rank][:200]:
+            line["collectives"].insert(0, ["all_reduce", "0", 3 * line["step"] - 1, 4, 0.1, 0.1])
+    assert [each.bucket for each in diagnosis(lines).delays] == [None]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gpus_that_are_late_in_turn_by_their_data_are_not_named(ranks):
+    draw = random.Random(2)
+    lateness_ms = [[draw.gauss(0, 5) for _ in range(ranks)] for _ in range(200)]
+
+    def waits_for_the_last(step, number, rank):
+        return 0 if number else max(lateness_ms[step]) - lateness_ms[step][rank]
+
+    seen = diagnosis(on_gpus(ranks, waits_for_the_last))
+    assert seen.delays == () and not seen.unjudged
+
+
+def test_gpus_are_not_judged_by_collectives_of_several_groups_or_without_times():
+    """In a mesh of two by two, who waits for a late rank in its row is late in its column."""
+    lines = on_gpus(4, lambda step, number, rank: 9 * (rank != 0))
+    for line in itertools.chain(*lines.values()):
+        for collective, group in zip(line.get("collectives", ()), "12", strict=False):
+            collective[1] = group
+    assert "of one group" in diagnosis(lines).unjudged
+    for line in itertools.chain(*lines.values()):
+        for collective in line.get("collectives", ()):
+            collective[1], collective[4] = "0", None
+    assert diagnosis(lines).unjudged.endswith("there are 0 steps of 4 ranks")
 
 
 @pytest.mark.parametrize("change", ["one rank", "few steps", "no collectives", "no buckets"])
@@ -239,6 +273,16 @@ def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
     assert "Asked for, and seen to engage: loader workers." in text
     page = max((tmp_path / "outputs" / "observed").glob("*/report/index.html")).read_text()
     assert "what proves it" in page and "1 of 1 workers work" in page
+
+
+def test_observe_says_which_gpu_is_late_and_what_would_have_been_named(tmp_path, capsys):
+    late = on_gpus(2, lambda step, number, rank: 14 if number and rank != 1 else 5)
+    text = " ".join(observed(tmp_path, capsys, late).split())
+    assert "step for it, mostly in the all_reduce of bucket 1 (layers stem and body); its GPU" in text
+    assert "its GPU reaches that collective last. The job loses up to" in text
+    clean = on_gpus(2, lambda step, number, rank: 5)
+    text = " ".join(observed(tmp_path, capsys, clean).split())
+    assert "was seen in 192 steps. A rank for which the others wait 0.8 ms in every step would" in text
 
 
 def test_observe_refuses_what_is_no_program(capsys):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from analysis.text import count
 from benchmarks.derived import Line, RankLines, of_kind
 from benchmarks.timing.statistics import two_sided_quantile
 
@@ -80,6 +81,20 @@ def diagnosis(lines: RankLines) -> Diagnosis:
     rate = len(lines) * statistics.fmean(counted or [math.nan]) / step_ms * 1e3
     cut = len(walls_ms) // 20
     facts = (len(lines), len(common), step_ms, (walls_ms[cut], walls_ms[-1 - cut]), rate)
+    layers, ranks = _layers(lines), count(len(lines), "rank")
+    gpus = {}
+    for rank, own in lines.items():
+        for line in of_kind(own, "script_device", has="uuid"):
+            gpus[rank] = line["uuid"]
+    if gpus:
+        if len(set(gpus.values())) < len(gpus):
+            return Diagnosis(*facts, unjudged="ranks share a GPU")
+        timed = list(filter(None, map(_durations_of, common)))
+        if len(lines) < 2 or len(timed) < FEWEST_STEPS:
+            needed = f"it needs {FEWEST_STEPS} steps with timed collectives of one group, of all ranks"
+            seen = f"there are {count(len(timed), 'step')} of {ranks}"
+            return Diagnosis(*facts, unjudged=f"{needed}; {seen}")
+        return Diagnosis(*facts, *_late_ranks(timed, step_ms, rate, len(layers)), layers)
     steps: Steps = []
     for step in common:
         parts = {rank: _parts_of(line) for rank, line in step.items()}
@@ -87,20 +102,10 @@ def diagnosis(lines: RankLines) -> Diagnosis:
         is_whole = all(line["collectives"] for line in step.values())
         if is_whole and all(WAIT in own for own in parts.values()):
             steps.append(parts)
-    devices = [
-        line.get("uuid") for line in of_kind(itertools.chain(*lines.values()), "script_device")
-    ]
-    if any(devices):
-        if len(set(devices)) < len(lines):
-            return Diagnosis(*facts, unjudged="ranks share a GPU")
-        timed = list(filter(None, map(_durations_of, common)))
-        if len(lines) < 2 or len(timed) < FEWEST_STEPS:
-            needed = f"it needs {FEWEST_STEPS} steps with collectives of all ranks, of two or more"
-            return Diagnosis(*facts, unjudged=f"{needed}; there are {len(timed)} of {len(lines)}")
-        return Diagnosis(*facts, *_late_ranks(timed, step_ms, rate), _layers(lines))
     if len(lines) < 2 or len(steps) < FEWEST_STEPS:
         needed = f"it needs {FEWEST_STEPS} steps of DDP, of two ranks or more"
-        return Diagnosis(*facts, unjudged=f"{needed}; there are {len(steps)} of {len(lines)}")
+        seen = f"there are {count(len(steps), 'step')} of {ranks}"
+        return Diagnosis(*facts, unjudged=f"{needed}; {seen}")
     delays, least_ms = _slow_ranks(steps, step_ms, rate)
     exposed = []
     for parts in steps:
@@ -112,7 +117,7 @@ def diagnosis(lines: RankLines) -> Diagnosis:
     if exposed_ms > EXPOSED_SHARE * step_ms:
         delays += links
     delays.sort(key=lambda delay: -delay.ms)
-    return Diagnosis(*facts, tuple(delays), least_ms, _layers(lines))
+    return Diagnosis(*facts, tuple(delays), least_ms, layers)
 
 
 def _layers(lines: RankLines) -> tuple[tuple[str, ...], ...]:
@@ -122,42 +127,52 @@ def _layers(lines: RankLines) -> tuple[tuple[str, ...], ...]:
 
 
 def _durations_of(step: Mapping[int, Line]) -> Durations:
-    """Return the collectives that all ranks timed, in their order."""
+    """Return the collectives that all ranks timed, in their order; none of several groups: those of
+    a mesh have one name for unlike ranks, and who waits for a late rank is late in the others."""
     durations: dict[tuple[str, int, str], dict[int, float]] = {}
     for rank, line in step.items():
         for operation, group, number, _, duration_ms, _ in line["collectives"] or ():
             if duration_ms is not None:
                 durations.setdefault((group, number, operation), {})[rank] = duration_ms
+    if len({group for group, _, _ in durations}) > 1:
+        return []
     ordered = sorted(durations.items())
     return [(key[-1], by_rank) for key, by_rank in ordered if len(by_rank) == len(step)]
 
 
 def _late_ranks(
-    steps: Sequence[Durations], step_ms: float, rate: float
+    steps: Sequence[Durations], step_ms: float, rate: float, buckets: int
 ) -> tuple[tuple[Delay, ...], dict[str, float]]:
-    """Return for which ranks the others wait, by the longest wait of each step: a rank that is late
+    """Return for which ranks the others wait, by the largest wait of each step: a rank that is late
     once is so at all collectives after that."""
     delays = []
     least_ms = 0.0
-    for rank in steps[0][0][1]:
+    ranks = steps[0][0][1]
+    # Of a step that is read as it ends the last ones have no times yet.
+    calls = [Counter(operation for operation, _ in durations) for durations in steps]
+    are_buckets = statistics.mode(of_step["all_reduce"] for of_step in calls) == buckets
+    for rank in ranks:
         waits_ms, places = [], []
         for durations in steps:
             waits = []
-            places_of: Counter[str] = Counter()
+            seen: Counter[str] = Counter()
             for operation, by_rank in durations:
                 others_ms = [ms for other, ms in by_rank.items() if other != rank]
-                place = operation, places_of[operation]
-                waits.append((statistics.median(others_ms) - by_rank[rank], place))
-                places_of[operation] += 1
-            waits_ms.append(max(waits)[0])
-            places.append(max(waits)[1])
-        ms, noise_ms = _estimate(waits_ms, len(steps[0][0][1]))
+                wait_ms = statistics.median(others_ms) - by_rank[rank]
+                waits.append((wait_ms, (operation, seen[operation])))
+                seen[operation] += 1
+            # Less than 0 where this rank waits: ranks that are late in turn have a mean of 0.
+            wait_ms, place = max(waits, key=lambda wait: abs(wait[0]))
+            waits_ms.append(wait_ms)
+            places.append(place)
+        ms, noise_ms = _estimate(waits_ms, len(ranks))
         limit_ms = max(noise_ms, LATE_SHARE * step_ms)
         least_ms = max(limit_ms, least_ms)
         if ms > limit_ms:
             operation, number = statistics.mode(places)
-            bucket = number if operation == "all_reduce" else None
-            delays.append(Delay(rank, GPU, operation, bucket, None, ms, rate * ms / (step_ms - ms)))
+            bucket = number if operation == "all_reduce" and are_buckets else None
+            loss = rate * ms / max(step_ms - ms, ms)
+            delays.append(Delay(rank, GPU, operation, bucket, None, ms, loss))
     delays.sort(key=lambda delay: -delay.ms)
     return tuple(delays), {GPU: least_ms}
 
