@@ -49,7 +49,7 @@ KINDS = {
     "sleep": "it sleeps",
     "clock": "all parts are slower alike, as at a lower clock",
     FOREIGN_LOAD: "it waits for a core that other programs use",
-    GPU: "its GPU comes to it last",
+    GPU: "its GPU reaches that collective last",
 }
 ENGAGED = {NO: "and did not engage", UNKNOWN: "and it is not known whether it engaged"}
 
@@ -172,9 +172,11 @@ def _sentences(
         if any(answer.answer == NO for answer in answers):
             subject = "No slow rank"
         least = [f"{ms:.1f} ms to {kind}" for kind, ms in seen.least_ms.items()]
+        named = f"A rank that loses, in every step, {join_words(least)}"
+        if GPU in seen.least_ms:
+            named = f"A rank for which the others wait {seen.least_ms[GPU]:.1f} ms in every step"
         said.append(
-            f"{subject} was seen in {count(seen.steps, 'step')}. A rank that loses, in every "
-            f"step, {join_words(least)} would have been named."
+            f"{subject} was seen in {count(seen.steps, 'step')}. {named} would have been named."
         )
     for answer in answers:
         if answer.answer in ENGAGED:
@@ -203,7 +205,7 @@ def _delay_sentence(delay: Delay, seen: Diagnosis) -> str:
             f"ms of a step for data ({delay.part} while data is under way). {cost}"
         )
     where = f"{delay.part} the forward" if delay.part == "before" else f"in the {delay.part}"
-    if delay.bucket is not None and delay.bucket < len(seen.layers):
+    if delay.bucket is not None:
         layers = join_words(list(seen.layers[delay.bucket]), 4)
         where += f" of bucket {delay.bucket} (layers {layers})"
     return (
