@@ -154,7 +154,7 @@ study_scripts() {
   # rank and without peer access. REFERENCE: torchvision's references/classification, which read 100,000 small JPEGs. 2 GPUs, 7 minutes.
   # Fills "Scripts". Copy $out/script, …, packed, to tests/data/h200_x2.
   local run=tests/data/own_code/src/resnet50.py both='gpus=[0],[0,1]' brief jpegs=$out/.jpegs reference
-  brief=(benchmark=script benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)" "${on_cpu[@]}" noise_pairs=0)
+  brief=(benchmark=script benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)" noise_pairs=0)
   cells 60 model "$both" "model=$(small resnet50 fmnist_cnn)" "${windows[@]}" "${short[@]}" noise_pairs=0
   cells 80 script "$both" "${brief[@]}" "benchmark.run=$run $(small 256 2)"
   if [ -z "${SMALL:-}" ]; then
@@ -167,7 +167,8 @@ study_scripts() {
     reference+=" --device $(small cuda cpu) --channels-last $(small --amp "")"
     cells 100 reference "$both" "${brief[@]}" "benchmark.run=$reference"
   fi
-  local watch=("$PYTHON" -m launch observe -- "$PYTHON" -m torch.distributed.run --nproc-per-node 2 "$run" "$(small 256 2)")
+  local watch=("$PYTHON" -m launch observe --output-dir "$out" -- "$PYTHON" -m torch.distributed.run --nproc-per-node 2
+    "$run" "$(small 256 2)")
   step 60 observed "${watch[@]}" "$(small 150 8)"
   step 60 observed_slow "${watch[@]}" "$(small 150 8)" 1
   NCCL_P2P_LEVEL=LOC step 60 observed_loc "${watch[@]}" "$(small 150 8)"
@@ -191,7 +192,7 @@ study_observed() {
   local run=tests/data/own_code/src/resnet50.py turn timing
   for turn in 1 2 3; do
     for timing in 1 0; do
-      TORCH_NCCL_ENABLE_TIMING=$timing step 50 "observed_${timing}_$turn" "$PYTHON" -m launch observe -- "$PYTHON" \
+      TORCH_NCCL_ENABLE_TIMING=$timing step 50 "observed_${timing}_$turn" "$PYTHON" -m launch observe --output-dir "$out" -- "$PYTHON" \
         -m torch.distributed.run --nproc-per-node 2 "$run" $(small "256 150" "2 40")
     done
     cells 50 "cell_$turn" gpus=0,1 benchmark=script "benchmark.run=$run $(small 256 2)" noise_pairs=0 \
