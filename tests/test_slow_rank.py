@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from analysis.findings.slow_rank import GPU, LINK, diagnosis
-from benchmarks.record import read_lines
+from benchmarks.record import CellFolder, read_lines
 from benchmarks.script.derive import collectives_of_a_step
 from conf.schema import Tracking
 from launch.__main__ import main
+from launch.observe import TIMING, _variables
 from launch.tracking.tracker import Tracker
 
 TESTS = Path(__file__).parent
@@ -278,11 +279,22 @@ def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
 def test_observe_says_which_gpu_is_late_and_what_would_have_been_named(tmp_path, capsys):
     late = on_gpus(2, lambda step, number, rank: 14 if number and rank != 1 else 5)
     text = " ".join(observed(tmp_path, capsys, late).split())
-    assert "step for it, mostly in the all_reduce of bucket 1 (layers stem and body); its GPU" in text
+    assert (
+        "step for it, mostly in the all_reduce of bucket 1 (layers stem and body); its GPU" in text
+    )
     assert "its GPU reaches that collective last. The job loses up to" in text
     clean = on_gpus(2, lambda step, number, rank: 5)
     text = " ".join(observed(tmp_path, capsys, clean).split())
-    assert "was seen in 192 steps. A rank for which the others wait 0.8 ms in every step would" in text
+    assert (
+        "was seen in 192 steps. A rank for which the others wait 0.8 ms in every step would" in text
+    )
+
+
+def test_observe_has_collectives_timed_but_where_the_user_says_otherwise(tmp_path, monkeypatch):
+    monkeypatch.delenv(TIMING, raising=False)
+    assert _variables(CellFolder(tmp_path), "0")[TIMING] == "1"
+    monkeypatch.setenv(TIMING, "0")
+    assert TIMING not in _variables(CellFolder(tmp_path), "0")
 
 
 def test_observe_refuses_what_is_no_program(capsys):

@@ -91,9 +91,11 @@ def diagnosis(lines: RankLines) -> Diagnosis:
             return Diagnosis(*facts, unjudged="ranks share a GPU")
         timed = list(filter(None, map(_durations_of, common)))
         if len(lines) < 2 or len(timed) < FEWEST_STEPS:
-            needed = f"it needs {FEWEST_STEPS} steps with timed collectives of one group, of all ranks"
-            seen = f"there are {count(len(timed), 'step')} of {ranks}"
-            return Diagnosis(*facts, unjudged=f"{needed}; {seen}")
+            needed = (
+                f"it needs {FEWEST_STEPS} steps of two ranks or more, whose collectives are timed"
+            )
+            seen = f"and of one group; there are {count(len(timed), 'step')} of {ranks}"
+            return Diagnosis(*facts, unjudged=f"{needed} {seen}")
         return Diagnosis(*facts, *_late_ranks(timed, step_ms, rate, len(layers)), layers)
     steps: Steps = []
     for step in common:
