@@ -92,7 +92,7 @@ def test_the_next_run_is_held_as_often_as_the_interval_says(runs, degrees):
 
 
 def test_on_real_gpus_the_interval_holds_a_run_that_it_has_not_seen():
-    """The table of `python -m tests.coverage_equal_cells`; the interval inside a process holds a third of the rates."""
+    """The table of `python -m tests.coverage_equal_cells`; the interval inside a process holds under a third."""
     rows = coverage_equal_cells.held()
     rates = {strategy: row for (metric, strategy), row in rows.items() if metric == RATE}
     assert len(rates) == 12 and sum(of for _, of, _ in rates.values()) == 200
@@ -103,8 +103,10 @@ def test_on_real_gpus_the_interval_holds_a_run_that_it_has_not_seen():
         of_metric = [row for (name, _), row in rows.items() if name == metric]
         shown, of, _ = np.sum(of_metric, axis=0)
         assert shown >= coverage_equal_cells.LEAST_HELD * of, metric
-    _, of, inside = np.sum(list(rates.values()), axis=0)
+    shown, of, inside = np.sum(list(rates.values()), axis=0)
     assert inside < of / 3
+    page = (coverage_equal_cells.DATA.parents[1] / "benchmarks" / "RESULTS.md").read_text()
+    assert f"\n{shown} of {of} rates lie in the interval that an equal cell shows" in page
 
 
 def test_equal_cells_of_real_gpus_are_not_told_apart_between_studies_nor_inside_one():

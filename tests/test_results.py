@@ -12,7 +12,7 @@ import pytest
 from analysis.findings.examine import findings_of
 from analysis.study.asked import answer, questions_of, replay
 from analysis.study.study import Study, open_study
-from benchmarks.record import read_study
+from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
@@ -412,7 +412,7 @@ def test_strategies_of_today():
         in_grid = record["study"] == "grid"
         if not in_grid or name in ("zero2", "fsdp"):
             measured[name].append(record)
-    name = ""
+    name, idle = "", {}
     for row in table:
         own = row[0].split("`")[1]
         name = f"{name.split()[0]} {own}" if row[0].startswith("…") else own
@@ -422,7 +422,11 @@ def test_strategies_of_today():
         names = (RATE, "comm/exchange_ms", COST, "memory/peak_gib")
         medians = {metric: median(run["metrics"][metric] for run in runs) for metric in names}
         assert_row(row[1:], medians, *names)
+        if name in ("zero2", "fsdp"):
+            idle[name] = median(run["metrics"]["gpu/idle_share"] for run in runs)
     assert not measured
+    said = f"the GPUs wait {100 * idle['zero2']:.0f} and {100 * idle['fsdp']:.0f} % for the CPU"
+    assert f"Of a step of `zero2` and `fsdp` {said}." in TEXT
 
 
 def test_a_script_beside_the_cell_of_its_model():
@@ -430,12 +434,32 @@ def test_a_script_beside_the_cell_of_its_model():
     rates = {}
     for record in records("h200_x2/scripts"):
         cell = record["cell"]
-        column = [1, 2, 3, 4][len(cell["gpus"]) - 1]
+        column = len(cell["gpus"])
         column = {"LOC": 3, "PIX": 4}.get(cell["nccl"].get("NCCL_P2P_LEVEL"), column)
         rates[cell["benchmark"]["name"] != "script", column] = record["metrics"][RATE]
     for (row, column), rate in rates.items():
         assert same(table[row][column], rate)
     assert len(rates) == 6
+    busbw = {}
+    for record in records("h200_x2/registered"):
+        memory = record["cell"]["benchmark"].get("memory", "default")
+        busbw[memory] = f"{record['metrics']['collectives/busbw_gb_per_s']:.0f}"
+    said = f"a busbw of {busbw['default']} GB/s, with\n`benchmark.memory=registered` {busbw['registered']}."
+    assert said in TEXT
+
+
+def test_what_observing_costs():
+    """Of the page on scripts."""
+    step_ms = []
+    for line in read_lines(DATA / "observed_h200_x2" / "clean" / "0.jsonl"):
+        step_ms += line["ms"] if line["kind"] == "steps" else []
+    of_cell = []
+    for record in records("h200_x2/scripts"):
+        cell = record["cell"]
+        if cell["benchmark"]["name"] == "script" and (cell["gpus"], cell["nccl"]) == ([0, 1], {}):
+            of_cell.append(record["metrics"]["step/ms_median"])
+    page = (ROOT / "benchmarks" / "script" / "README.md").read_text(encoding="utf-8")
+    assert f"took {median(step_ms):.1f} ms observed and {median(of_cell):.1f} ms as a cell" in page
 
 
 def test_blind_forecasts_of_one_gpu():
