@@ -76,6 +76,13 @@ def test_a_report_goes_through_nsys(tmp_path, monkeypatch, refusal):
     assert "cannot be run" in refusal("trace", report)
 
 
+def test_the_folder_of_a_cell_is_read_as_the_profile_inside_it(tmp_path):
+    (tmp_path / "record.json").write_text("{}")
+    (tmp_path / "profile").mkdir()
+    two_ranks(tmp_path / "profile" / "trace.sqlite")
+    assert [rank.rank for rank in read_trace(str(tmp_path)).ranks] == [0, 1]
+
+
 def test_a_report_with_its_export_beside_it_is_read_once(tmp_path):
     (tmp_path / "run.nsys-rep").write_bytes(b"report")
     two_ranks(tmp_path / "run.sqlite")
