@@ -8,8 +8,9 @@ sum (a union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,00
 A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
 contradict them; it is never below what its runs show inside, nor, from three runs on, below what
-the candidate's own runs show. A candidate with suspect runs lends the others no scatter, and its
-own counts from two runs on. Before two repeated runs nothing is answered.
+the candidate's own runs show. A candidate with suspect runs lends the others no scatter once they
+have two repeated runs, and its own counts from two runs on. Before two repeated runs nothing is
+answered.
 
 ask=gains searches until a look may answer. If not the first candidate leads then, new runs confirm
 the leader against it, in turns A B B A. Search and confirmation have half of the error each.
