@@ -117,6 +117,10 @@ NEEDS = {
         lambda: succeeds(IN_NAMESPACES, "1gbit", "--", "true"),
         "needs user and network namespaces (unshare -Urnm), ip and tc: apt install iproute2",
     ),
+    "delays": (
+        lambda: succeeds(IN_NAMESPACES, "-d", "1ms", "1gbit", "--", "true"),
+        "needs the namespaces of tests/in_namespaces.sh, and netem or /dev/net/tun",
+    ),
     "sshd": (lambda: Path("/usr/sbin/sshd").exists(), "needs an sshd: apt install openssh-server"),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
     "timm": (lambda: has("timm"), "needs timm: pip install -e '.[timm]'"),

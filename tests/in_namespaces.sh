@@ -4,9 +4,9 @@
 #     tests/in_namespaces.sh [-n HOSTS] [-d DELAY] RATE -- COMMAND…        tests/in_namespaces.sh 1gbit -- python launch.py …
 #
 # The hosts a, b, c, … (2; at most 8) have the addresses 10.77.0.1, 10.77.0.2, … on eth0. Each wire carries RATE (as tc writes it:
-# 1gbit, 200mbit) in each direction to one switch, and takes DELAY (5ms; none) from one host to another: by the kernel's
-# netem, else by delayed_wire.py, which carries some Gbit/s. COMMAND runs outside the hosts, at the switch (10.77.0.254), and reaches into
-# one by `ip netns exec a PROGRAM`. `ip link set port-a down` cuts the wire of a.
+# 1gbit, 200mbit) in each direction to one switch, and takes DELAY (5ms; none) from one host to another: by the kernel's netem,
+# else by delayed_wire.py, which carries some Gbit/s. COMMAND runs outside the hosts, at the switch (10.77.0.254), and reaches
+# into one by `ip netns exec a PROGRAM`. `ip link set port-a down` cuts the wire of a.
 # The exit status is COMMAND's; 2 is a wrong call, 125 a machine that forbids it. When COMMAND ends, everything that it started
 # ends too, and nothing is left. Hosts share processes, files and /dev/shm with each other.
 set -euo pipefail
@@ -36,7 +36,10 @@ wire() {  # HOST ADDRESS
   ip netns add "$1"
   if [[ $delayed_by == wire ]]; then
     "${RINGSIDE_PYTHON:-python3}" "$here/delayed_wire.py" "$1" "$delay" &
-    until ip -n "$1" link show eth0 > /dev/null 2>&1; do sleep 0.05; done
+    until ip -n "$1" link show eth0 > /dev/null 2>&1; do
+      kill -0 "$!"  # it has said why it ended: /dev/net/tun, a DELAY that is not in ms
+      sleep 0.05
+    done
   else
     ip link add "port-$1" type veth peer name eth0 netns "$1"
   fi

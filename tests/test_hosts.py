@@ -90,12 +90,13 @@ print("took_ms", 1e3 * (time.perf_counter() - began))
 """
 
 
-@pytest.mark.needs("namespaces")
+@pytest.mark.needs("delays")
 def test_a_wire_takes_its_delay_there_and_back(tmp_path):
     (tmp_path / "echo.py").write_text(ECHO)
     both = " & ".join(f"ip netns exec {host} {sys.executable} echo.py {host}" for host in "ba")
     status, text = in_namespaces("sh", "-c", f"{both}; wait", folder=tmp_path, delay="20ms")
     assert status == 0 and 40 <= float(text.split()[-1]) < 400, text
+    assert in_namespaces("true", folder=tmp_path, delay="soon")[0] == 125
 
 
 @pytest.mark.needs("namespaces")
