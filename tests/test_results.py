@@ -462,6 +462,32 @@ def test_what_observing_costs():
     assert f"took {median(step_ms):.1f} ms observed and {median(of_cell):.1f} ms as a cell" in page
 
 
+def held_out():
+    """Return {(whether cells of one GPU were given, what was held out): its errors}, as in golden."""
+    text = (ROOT / "tests" / "golden" / "holdout.txt").read_text(encoding="utf-8")
+    found = {}
+    for line, printed in re.findall(r"^\$ (.+ --json)\n(\{\n(?:.*\n)*?\})$", text, re.MULTILINE):
+        content = json.loads(printed)
+        found["h200_x1" in line, content["holdout"]] = content["summary"]
+    return found
+
+
+def test_held_out_errors_on_the_page_of_forecasts():
+    page = (ROOT / "analysis" / "prediction" / "README.md").read_text(encoding="utf-8")
+    several, with_one = tables_of(page.partition("## Held-out errors")[2])
+    found = held_out()
+    kinds = [(False, kind) for kind in ("condition", "size", "transport", "model")]
+    for row, kind in zip([*several, *with_one], [*kinds, (True, "batch")], strict=True):
+        errors = found[kind]
+        cells = errors["cells"] - errors["not_forecast"]
+        assert row[1] == f"{cells} of {errors['cells']}", kind
+        for cell, name in ((row[2], "cost"), (row[3], "step")):
+            for printed, value in zip(cell.split("("), (name, f"null_{name}"), strict=True):
+                assert same(printed, 100 * errors[value]), (kind, value)
+        if errors["covered"] is not None:
+            assert row[4] == f"{errors['covered']} of {errors['with_interval']}", kind
+
+
 def test_blind_forecasts_of_one_gpu():
     (table,) = sections()["Forecasts"]
     for strategy, batch, forecast, rate, error in table:
