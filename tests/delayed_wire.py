@@ -1,8 +1,8 @@
 """Join a host of in_namespaces.sh to its switch by a wire that takes a while, for a kernel without netem.
 
 `delayed_wire.py HOST DELAY` makes the devices port-HOST here and eth0 in the network namespace HOST, and hands frames on
-between them until it is killed: those from the host after DELAY (0.5ms), those to it at once. Frames are large (MTU), as a
-real wire's would be too many for one process.
+between them until it is killed: those from the host after DELAY (0.5ms), those to it at once. Frames are large (MTU): those
+of a real wire, of 1,500 bytes, would be too many for one process.
 """
 
 import contextlib
