@@ -172,8 +172,9 @@ class SampledGpus:
 def _is_settling(gpu: Mapping[str, Any]) -> bool:
     if gpu.get("busy_percent"):
         return True
-    ending = gpu.get("processes", 0) - len(gpu.get("foreign_pids", ()))
-    return ending > 0 and gpu.get("memory_bytes", 0) > ENDING_BYTES
+    ending: int = gpu.get("processes", 0) - len(gpu.get("foreign_pids", ()))
+    memory_bytes: int = gpu.get("memory_bytes", 0)
+    return ending > 0 and memory_bytes > ENDING_BYTES
 
 
 class CpuLoad:
