@@ -312,8 +312,13 @@ REAL = [
     record for study in sorted(DATA.glob("h200_x*/*")) for record in records.read_study(study)[0]
     if record.state == "finished"
 ]  # fmt: skip
+# One that does not say which variables it inherited.
 PLAIN = next(
-    record for record in REAL if record.effective.get("transport") and not record.cell.nccl
+    record
+    for record in REAL
+    if record.effective.get("transport")
+    and not record.cell.nccl
+    and INHERITED not in record.environment
 )
 
 
