@@ -1,9 +1,11 @@
 """The map of links in the report: what ranks timed is the link, and forecasts rest on one host."""
 
 import dataclasses
+import shutil
+import statistics
 
 import pytest
-from build import make_cell, make_record, strategy_of
+from build import ROOT, make_cell, make_record, strategy_of
 
 from analysis.findings.examine import findings_of
 from analysis.report.figure import style
@@ -13,6 +15,7 @@ from analysis.report.sections.link_map_section import (
     where_each_wins,
 )
 from analysis.study.study import Study
+from benchmarks.record import read_study
 
 GRADIENT_BYTES, BARE_MS, PERIOD = 10_000_000, 100.0, 8
 WAYS = {
@@ -92,3 +95,19 @@ def test_without_two_links_or_one_host_there_is_no_map():
     assert map_of([each for each in records if each.study != "alone"]) is None
     for lacking in ({"tables": {}}, {"model": {"gradient_bytes": 0}}):
         assert map_of([dataclasses.replace(each, **lacking) for each in records]) is None
+
+
+def test_the_map_of_forty_links_says_what_results_say(tmp_path):
+    """Measured by `FULL=1 launch/recipes/where_each_wins.sh` on two cores."""
+    shutil.unpack_archive(ROOT / "tests" / "data" / "where_each_wins.tar.xz", tmp_path)
+    records = []
+    for folder in sorted(tmp_path.iterdir()):
+        records += read_study(folder)[0]
+    section = map_of(records)
+    errors = [abs(row[-1]) for row in section.tables[0].rows]
+    as_forecast = section.finding[0].rpartition("behind ")[2]
+    assert (len(records), len(errors), as_forecast) == (205, 200, "38 of 40.")
+    within = sum(error <= 0.2 for error in errors)
+    page = " ".join((ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").split())
+    assert f"behind 38; {within} of 200 rates lie within 20 %" in page
+    assert f"half of them within {100 * statistics.median(errors):.1f} %" in page
