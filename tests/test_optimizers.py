@@ -15,7 +15,7 @@ from conf.resolve import checked, resolve
 from trainers.optimizers import FlatSteps, name_of, optimizer_of, settings
 from trainers.step import Training
 
-RECORDS = sorted(Path(__file__).parent.glob("data/h200_x2/*/*/record.json"))[:20]
+RECORDS = sorted(Path(__file__).parent.glob("data/h200_x2/bootcamp_*/*/record.json"))[:20]
 CPU = torch.device("cpu")
 SGD = Optimizer(learning_rate=0.1, momentum=0.8, weight_decay=0.01)
 ADAMW = Optimizer(0.01, weight_decay=0.1, name="adamw", beta1=0.8, beta2=0.95, epsilon=1e-6)

@@ -49,7 +49,7 @@ def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
     assert verified(capsys, study) == (0, found)
     assert main(["verify", str(study)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("2 of 2 records recomputed from raw samples, ")
+    assert last.startswith("2 of 2 records recomputed from raw samples; ")
 
 
 def scaled(factor, *names):
