@@ -160,7 +160,7 @@ study_scripts() {
   if [ -z "${SMALL:-}" ]; then
     cells 60 script_levels gpus=0,1 "${brief[@]}" "benchmark.run=$run" nccl.p2p_level=LOC,PIX
   fi
-  cells 90 script_traced gpus=0,1 "${brief[@]}" "benchmark.run=$run $(small 256 2)" "profiler=$(small nsys torch)"
+  cells 150 script_traced gpus=0,1 "${brief[@]}" "benchmark.run=$run $(small 256 2)" "profiler=$(small nsys torch)"
   if [ "${REFERENCE:-}" ]; then
     make_jpegs "$jpegs"
     reference="$REFERENCE/train.py --data-path $jpegs --model $(small resnet50 resnet18) --batch-size $(small 256 4) --workers $(small 15 1)"

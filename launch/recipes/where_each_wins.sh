@@ -3,7 +3,7 @@
 # machine, behind each link in turn. Needs ip and tc, no root and no GPU.
 #
 #     launch/recipes/where_each_wins.sh [FOLDER]           three links: minutes on two cores
-#     FULL=1 launch/recipes/where_each_wins.sh [FOLDER]    40 links and micro-steps: 40 minutes
+#     FULL=1 launch/recipes/where_each_wins.sh [FOLDER]    40 links and micro-steps: an hour
 #     RATES="1gbit 3gbit" DELAYS="0.1ms 2ms" launch/recipes/where_each_wins.sh [FOLDER]    these links
 #
 # A link is a study of FOLDER (outputs/where_each_wins); `alone` is one host, from which forecasts are made. The same command
