@@ -176,14 +176,34 @@ study_scripts() {
 }
 
 study_tuned() {
-  # NCCL's settings searched, beside a grid of all of them. LEVEL=LOC: without peer access. 2 GPUs, 10 minutes; CPU workers have none.
-  # Fills a table of gains and runs. Copy $out/tuned and $out/tune_grid, packed, to tests/data/h200_x2.
-  local level=nccl.p2p_level=${LEVEL:-null}
+  # NCCL's settings searched, with and without peer access, beside a grid of all of them. CHANNELS=null,4,16: their limit too, for
+  # which one call is too short. 2 GPUs, 9 minutes; CPU workers have none.
+  # Fills a table of gains and runs. Copy $out/tuned, tuned_loc and tune_grid, packed, to tests/data/h200_x2.
+  local common=(gpus=0,1 "nccl.max_nchannels=${CHANNELS:-null}")
   LINES_SHOWN=30
-  sweep 280 tuned tune=nccl gpus=0,1 "model=$model" "$level" "${windows[@]}" "${short[@]}"
-  cells 290 tune_grid gpus=0,1 benchmark=collectives benchmark.{min_bytes=64K,max_bytes=256M,factor=16} "$level" repeats=2 \
-    nccl.algo=null,allreduce:tree,Ring nccl.proto=null,LL,LL128,Simple nccl.max_nchannels=null,4,16
-  finish tuned tune_grid
+  sweep 220 tuned tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}"
+  sweep 220 tuned_loc tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=LOC
+  cells 200 tune_grid "${common[@]}" benchmark=collectives benchmark.{min_bytes=64K,max_bytes=256M,factor=16} repeats=3 \
+    nccl.algo=null,allreduce:tree,Ring nccl.proto=null,LL,LL128,Simple
+  finish tuned tuned_loc tune_grid
+}
+
+study_strangers() {
+  # Every strategy alone, and with another program that takes a tenth of GPU 0 from the first timed step on. 2 GPUs, 6 minutes.
+  # Fills "Another program". Copy $out/alone and $out/strangers, packed, to tests/data/h200_x2.
+  local strategies common watcher
+  strategies=none,nccl_allreduce,kvstore_device,cpu_staged,kvstore_local,kvstore_dist_sync,kvstore_dist_async,hierarchical
+  strategies+=,local_sgd$(small ,zero1,zero2,fsdp "")
+  common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "strategy=$strategies" noise_pairs=0
+    "benchmark.max_seconds=$(small 4 0.3)" benchmark.exposed_rounds=1 "${short[@]}")
+  cells 240 alone "${common[@]}"
+  if [ -z "${SMALL:-}${SHOW:-}" ]; then
+    "$PYTHON" .ci/gpu/stranger.py "$out/strangers" &
+    watcher=$!
+  fi
+  cells 290 strangers "${common[@]}"
+  [ -z "${watcher:-}" ] || kill "$watcher"
+  finish alone strangers
 }
 
 study_observed() {
