@@ -15,6 +15,7 @@ from benchmarks.record import CellFolder, Failure, Record, RecordError, safe_fil
 from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
+from conf.question import GAINS
 from conf.schema import Config
 from conf.secrets import without_secrets
 from launch.engines.agent_channel import AgentGone
@@ -84,6 +85,8 @@ class CellRunner:
         wants_tuning = self.config.tuning_pass in (True, "True")
         if self.config.tuning_pass == "auto":
             wants_tuning = not NEED_TUNING.isdisjoint(asked_of_nccl(cell))
+        if cell.repeat and self.config.ask == GAINS:
+            wants_tuning = False  # its files need one log of each candidate
         exchanges = cell.device == "cuda" and cell.world_size > 1
         exchanges = exchanges and (cell.trains or cell.benchmark["name"] == "collectives")
         if outcome.state == "finished" and wants_tuning and exchanges:

@@ -168,7 +168,7 @@ def test_nccl_is_searched_by_size_and_what_wins_is_tried_in_training(tmp_path, g
         folder = study.folder_of(run_of(cell, 0, 1.0)).tuning.make()
         lines = "".join(TUNING.format(size, *choice) for size in SIZES)
         (folder.path / "nccl" / "host.1.log").write_text(lines)
-    assert [stage.size_bytes for stage in done.stages] == [None, SIZES[1], SIZES[0]]
+    assert [stage.size_bytes for stage in done.stages] == [None, *SIZES]
     lines = answer(asked, done)
     assert is_answered(done)
     written = {path.name: path.read_text() for path in write_tuned(study, asked, done)}
@@ -181,6 +181,26 @@ def test_nccl_is_searched_by_size_and_what_wins_is_tried_in_training(tmp_path, g
         }
     else:
         assert lines[0].startswith("Training: Nothing to gain: ") and OPTIONS not in written
+
+
+def test_a_message_size_that_is_too_noisy_is_left_open_and_holds_nothing_up():
+    """On two H200s runs of 64 KiB differed by a tenth, and 20 runs of each decided nothing."""
+    cells, training = nccl_cells("collectives"), nccl_cells("throughput")
+    asked = asked_of(cells, training, sizes_bytes=SIZES)
+
+    def rate(index, repeat, cell):
+        if cell.trains:
+            return (1000.0, 1050.0)[index] * wobble(repeat)
+        noisy = (5.0, 5.01)[index] * (1.3 if repeat % 2 else 0.8)
+        return [[SIZES[0], noisy], [SIZES[1], (100.0, 105.0)[index] * wobble(repeat)]]
+
+    done, records = raced(asked, [*cells, *training], rate)
+    noisy = done.stages[1]
+    assert (noisy.size_bytes, noisy.pending) == (SIZES[0], ())
+    assert max(map(len, noisy.records)) < 12 and len(records) < 30
+    lines = answer(asked, done)
+    assert not is_answered(done) and lines[0].startswith("Use nccl.algo=allreduce:tree")
+    assert any(line.startswith("65,536 bytes: Undecided: ") for line in lines)
 
 
 def test_the_lines_for_the_tuner_plugin_cover_all_sizes():

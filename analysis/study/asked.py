@@ -44,6 +44,7 @@ from conf.question import DIFFERS, FASTEST, GAINS, PER_GPU, SCALES, Question
 JOURNAL = "journal.jsonl"
 BUSBW = "collectives/out_of_place_busbw_gb_per_s"  # by size in bytes
 MOST_RUNS = 20  # of a candidate
+FEWEST_TRIED = 5  # new runs of both before a message size that no number of runs decides is left
 MOST_NAMED = 4  # candidates of a sentence
 
 
@@ -185,14 +186,14 @@ class RaceState(NamedTuple):
 
 def replay(asked: Asked, records: Iterable[Record]) -> RaceState:
     """Return the race of a question, run again from the records of its candidates. Of several
-    stages it is the first that is not over, else the last."""
+    stages, the largest messages first, it is the first that is not over, else the last."""
     runs: RunsByCell = defaultdict(dict)
     for record in records:
         if record.state in ("finished", "failed"):
             key = dataclasses.replace(record.cell, repeat=0).key
             runs[key][record.cell.repeat] = record
     before: tuple[RaceState, ...] = ()
-    for size_bytes in asked.sizes_bytes or (None,):
+    for size_bytes in sorted(asked.sizes_bytes, reverse=True) or (None,):
         stage = _run_again(asked, runs, size_bytes)._replace(before=before)
         before = stage.stages
         if stage.pending:
@@ -221,7 +222,14 @@ def _run_again(
         turn = turn[1:] or race.look().turn
         if any(len(used[index]) >= MOST_RUNS for index in turn):
             turn = ()
+        if size_bytes is not None and _is_too_noisy(asked, race, used):
+            turn = ()
     return RaceState(race, turn, tuple(map(tuple, used)), asked.keys, size_bytes)
+
+
+def _is_too_noisy(asked: Asked, race: Race, used: Sequence[Sequence[Record]]) -> bool:
+    fewest = min((len(race.candidates[index].rates) for index in race.confirmed), default=0)
+    return fewest >= FEWEST_TRIED and _runs_to_decide(asked, race, used) is None
 
 
 def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None) -> None:
@@ -325,7 +333,7 @@ def _effort(asked: Asked, state: RaceState) -> str:
         grid = 5 * len(asked.names)
         text += f"; five repeats of each would be {grid} runs"
         return f"{text}. At most {percent(ERROR)} of such answers are wrong."
-    more = _runs_to_decide(asked, state)
+    more = _runs_to_decide(asked, state.race, state.records)
     if more is None:
         text += f"; {MOST_RUNS} runs of each would not answer it"
     elif more:
@@ -334,10 +342,11 @@ def _effort(asked: Asked, state: RaceState) -> str:
     return f"{text}."
 
 
-def _runs_to_decide(asked: Asked, state: RaceState) -> int | None:
+def _runs_to_decide(asked: Asked, race: Race, used: Sequence[Sequence[Record]]) -> int | None:
     """Return how many runs more would decide what is open, if they scatter as those so far; None:
-    more than are allowed; 0: too little is known."""
-    question, total, look = asked.question, 0, state.last
+    more than are allowed; 0: too little is known. `used` are the runs of each candidate."""
+    question, total = asked.question, 0
+    look = race.looks[-1] if race.looks else None
     if look is None or (question.kind == GAINS and look.reference):
         return 0  # the search has ended, and no new run confirms its leader yet
     for index in _open_candidates(look):
@@ -353,9 +362,9 @@ def _runs_to_decide(asked: Asked, state: RaceState) -> int | None:
         elif question.kind == SCALES:
             above = middle - math.log(question.efficiency)
             deciding_half_width = max(above + question.log_margin, -above)
-        allowed = 2 * (MOST_RUNS - len(state.records[index]))
+        allowed = 2 * (MOST_RUNS - len(used[index]))
         for more in range(2, allowed + 1, 2):
-            if half_width * state.race.narrowed(index, more) <= deciding_half_width:
+            if half_width * race.narrowed(index, more) <= deciding_half_width:
                 total += more
                 break
         else:
