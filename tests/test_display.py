@@ -181,6 +181,18 @@ def test_a_sweep_ends_with_a_line_for_each_configuration(width):
     assert lines[8] == "✓ all 25 runs valid"
 
 
+def test_the_fastest_of_those_with_repeats_is_not_called_the_fastest():
+    measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
+    once = [
+        record
+        for record in measured
+        if record.cell.strategy["name"] != "kvstore_device" or not record.cell.repeat
+    ]
+    _, _, *lines = closing(once, 100)[1:]
+    assert lines[1].startswith("kvstore_device") and "fastest" not in lines[1]
+    assert lines[2].startswith("nccl_allreduce") and "fastest repeated" in lines[2]
+
+
 def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once():
     measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
     wrong = Validity("invalid", {"gradient_not_mean": "relative error 1"})

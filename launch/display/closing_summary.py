@@ -50,6 +50,7 @@ MOST_REASONS = 5  # of doubt
 DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
 BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
+FASTEST_REPEATED = "fastest repeated"  # one with too few runs to be compared has a higher rate
 FIRST_COLUMNS = ("images/s", MARGIN, "efficiency", BAR, AGAINST)
 
 
@@ -171,7 +172,8 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
         title.append(of_unit(f"{GPUS} {columns.pop(GPUS)[0]}", unit))
     sizes = sorted({len(runs.records) for runs in members})
     if sizes[-1] > 1:
-        title.append(f"{' to '.join(map(str, sizes))} runs each")
+        fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
+        title.append(f"{fewest}{sizes[-1]} runs each")
     texts = {name: list(map(Text, values)) for name, values in columns.items()}
     rows = _rows(study, members)
     for name in FIRST_COLUMNS + COLUMNS + (VALIDITY,):
@@ -203,8 +205,10 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
     several = SeveralRecords(replace(study, singles=singles))
     standings = {}
     for ranking in rank_configurations(study, comparisons(study)):
+        first_word = FASTEST if ranking.fastest is ranking.configurations[0] else FASTEST_REPEATED
         for ranked in ranking.configurations:
-            standings[ranked.runs.record_ids] = (ranked.standing, ranked.behind.value)
+            word = first_word if ranked.standing == FASTEST else ranked.standing
+            standings[ranked.runs.record_ids] = (word, ranked.behind.value)
     highest = max(record.metrics.get(IMAGES_PER_SECOND, 0.0) for record in medians)
     rows = []
     for runs, record in zip(members, medians, strict=True):
@@ -223,7 +227,7 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
                 texts[COLUMNS[0]] = f"~{two_digits(rate)}"  # no digits that nobody knows
         elif standing in (TIED, SLOWER):
             texts[AGAINST] = f"{number(behind, 'change')}, {standing}"
-        elif standing == FASTEST:
+        elif standing in (FASTEST, FASTEST_REPEATED):
             texts[AGAINST], style = standing, "green"
         row = {name: Text(text.replace(THIN, " "), style) for name, text in texts.items()}
         rows.append(row | {VALIDITY: _doubt(runs)})
