@@ -67,3 +67,11 @@ def join_words(words: list[str], most: int = 6) -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def binary_size(size_bytes: int) -> str:
+    """Return a size in the largest unit of which it is a whole number: `64 KiB`, `1,000 bytes`."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes % (1 << power) == 0:
+            return f"{size_bytes >> power} {unit}"
+    return f"{size_bytes:,} bytes"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,16 @@ def test_a_sweep_ends_with_a_line_for_each_configuration(width):
     assert "−0.28 %, tied" in lines[2] and "−9.8 %, slower" in lines[7]
     assert all(row[-1] == "✓" for row in rows)
     assert lines[8] == "✓ all 25 runs valid"
+
+
+def test_each_benchmark_of_a_sweep_has_a_table_of_its_own(tmp_path):
+    shutil.unpack_archive(DATA.parent / "tuned_nccl.tar.xz", tmp_path)
+    lines = closing(read_study(tmp_path / "tuned_nccl")[0], 80)
+    heads = [index for index, line in enumerate(lines) if "H200 · GPUs 0,1" in line]
+    assert [lines[index].split(" · ")[0] for index in heads] == ["collectives", "resnet50"]
+    first, second = (lines[index + 1].split() for index in heads)
+    assert "images/s" in second and "images/s" not in first and "result" in first
+    assert "busbw 309 GB/s (308 to 310)" in lines[heads[0] + 2]
 
 
 def test_the_fastest_of_those_with_repeats_is_not_called_the_fastest():

@@ -283,6 +283,26 @@ def test_a_stranger_of_another_container_on_an_h200_is_told():
     assert rates[1] < 0.95 * rates[0]
 
 
+def test_a_stranger_on_one_of_two_h200s_is_told_with_every_strategy(tmp_path):
+    """`.ci/gpu/study.sh strangers`: a tenth of GPU 0, from the first timed step on."""
+    shutil.unpack_archive(ROOT / "tests" / "data" / "strangers.tar.xz", tmp_path)
+    told, rates = {}, {}
+    for study in ("alone", "beside"):
+        for record in records.read_study(tmp_path / "strangers" / study)[0]:
+            codes = judge(record, ValidityLimits()).codes
+            run = study, record.cell.strategy["name"]
+            told[run] = {code for code in codes if code.startswith("foreign")}
+            rates[run] = record.metrics["throughput/images_per_second"]
+    assert told.pop(("beside", "fsdp")) == {"foreign_load", "foreign_load_timed"}
+    names = {name for _, name in told}
+    assert len(names) == 11 and len(told) == 22
+    for name in names:
+        assert told["alone", name] == set(), name
+        assert told["beside", name] == {"foreign_load", "foreign_load_timed"}, name
+    lost = [1 - rates["beside", name] / rates["alone", name] for name in names]
+    assert [round(min(lost), 2), round(max(lost), 2)] == [-0.0, 0.12]
+
+
 def test_a_share_of_the_peak_is_three_forward_passes_by_the_data_sheet():
     record = records.read(H200_X1 / "resnet50-none-gpus0-3aed586ddd" / "record.json")
     rate = record.metrics["throughput/images_per_second"]

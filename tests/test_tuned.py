@@ -1,15 +1,25 @@
 """tune= and ask=gains: search, confirmation with new runs, and the files that a user takes over."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from build import make_cell, run_of
+from build import ROOT, make_cell, run_of
 
 from analysis.nccl.log import AlgorithmChoice
-from analysis.study.asked import BUSBW, Asked, answer, is_answered, recommended, replay
-from benchmarks.record import Failure
+from analysis.report.sections.standings import sizes_table, standings_table
+from analysis.study.asked import (
+    BUSBW,
+    Asked,
+    answer,
+    is_answered,
+    questions_of,
+    recommended,
+    replay,
+)
+from benchmarks.record import Failure, read_study
 from conf.question import GAINS, Question
 from launch.study.study_folder import StudyFolder
 from launch.study.tuned_files import OPTIONS, TUNER, tuner_csv, write_tuned
@@ -200,7 +210,32 @@ def test_a_message_size_that_is_too_noisy_is_left_open_and_holds_nothing_up():
     assert max(map(len, noisy.records)) < 12 and len(records) < 30
     lines = answer(asked, done)
     assert not is_answered(done) and lines[0].startswith("Use nccl.algo=allreduce:tree")
-    assert any(line.startswith("65,536 bytes: Undecided: ") for line in lines)
+    assert any(line.startswith("64 KiB: Undecided: ") for line in lines)
+
+
+def test_what_two_h200s_showed_of_settings_of_nccl(tmp_path):
+    """`.ci/gpu/study.sh tuned`, 52 runs before its time was over: large messages gain, training has
+    not shown it, and small ones are too noisy."""
+    shutil.unpack_archive(ROOT / "tests" / "data" / "tuned_nccl.tar.xz", tmp_path)
+    study = StudyFolder(str(tmp_path), "tuned_nccl", only_read=True)
+    (asked,) = questions_of(study.folder).values()
+    race = replay(asked, read_study(study.folder)[0])
+    first, *lines = answer(asked, race)
+    assert first.startswith("Training: Undecided: ALGO=allreduce:tree against ")
+    assert lines[:-1] == [
+        "64 KiB: Undecided: PROTO=LL against without settings (−52 % to +53 %).",
+        "1 MiB: Undecided: ALGO=Ring · PROTO=LL against without settings (−5.3 % to +6.8 %).",
+        "16 MiB: Nothing to gain: no setting is more than 1 % faster than without settings.",
+        "256 MiB: ALGO=allreduce:tree is 3.3 % faster than without settings (+1.4 % to +5.3 %) in "
+        "new runs.",
+    ]
+    assert not race.winner and recommended(asked, race) == {}
+    rows = sizes_table(asked, race).rows
+    assert [row[:2] for row in rows][1:3] == [
+        ("1 MiB", "ALGO=Ring · PROTO=LL"), ("16 MiB", "without settings"),
+    ]  # fmt: skip
+    assert [row[-1] for row in rows] == ["open", "open", "leads", "faster"]
+    assert [row[0] for row in standings_table(asked, race).rows] == [asked.names[0], asked.names[4]]
 
 
 def test_the_lines_for_the_tuner_plugin_cover_all_sizes():

@@ -35,7 +35,7 @@ from analysis.study.race import (
     Race,
     Standing,
 )
-from analysis.text import count, join_words
+from analysis.text import binary_size, count, join_words
 from benchmarks.collectives.request import sizes as message_sizes
 from benchmarks.record import Kind, Record, metrics, read_lines
 from conf.cell import Cell
@@ -120,7 +120,7 @@ def names_of_cells(cells: Sequence[Cell]) -> tuple[str, ...]:
     names = []
     for of_cell in parts:
         own = [part for part in of_cell if part not in common]
-        names.append(BETWEEN.join(own) or "without settings")
+        names.append(BETWEEN.join(own) or "default")
     return tuple(names)
 
 
@@ -304,7 +304,7 @@ def _stage_sentences(asked: Asked, stage: RaceState) -> list[str]:
     sentences = {FASTEST: _fastest, DIFFERS: _differs, SCALES: _scales, GAINS: _gains}
     where = "Training: " if stage.before else ""
     if stage.size_bytes is not None:
-        where = f"{stage.size_bytes:,} bytes: "
+        where = f"{binary_size(stage.size_bytes)}: "
     if stage.last is None:
         return [f"{where}Undecided: not every candidate has run."]
     return [where + line for line in sentences[asked.question.kind](asked, stage.last)]

@@ -17,10 +17,11 @@ from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
 from analysis.report.numbers import THIN, number, two_digits
 from analysis.study.conditions import IMAGES_PER_SECOND
+from analysis.study.intervals import WORDS
 from analysis.study.names import BETWEEN, of_unit, unit_of_cells
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import short_hardware
-from analysis.study.runs import Runs
+from analysis.study.runs import Runs, grouped
 from analysis.study.study import Study
 from analysis.text import COMMAND, count, join_words, single_line
 from analysis.validity.checks import LOADED, serious
@@ -153,11 +154,15 @@ def print_summary(
 
 
 def print_configurations(console: Console, study: Study, records: Sequence[Record]) -> None:
-    """Print a line for each configuration of these records, the highest rate first."""
+    """Print a line for each configuration of these records, the highest rate first, in a table for
+    each benchmark."""
     ids = {record.record_id for record in records}
-    members = [runs for runs in study.runs if not ids.isdisjoint(runs.record_ids)]
-    if not members:
-        return
+    shown = [runs for runs in study.runs if not ids.isdisjoint(runs.record_ids)]
+    for members in grouped(shown, lambda runs: runs.cell.benchmark["name"]).values():
+        _print_table(console, study, members)
+
+
+def _print_table(console: Console, study: Study, members: list[Runs]) -> None:
     members.sort(key=lambda runs: -statistics.median(runs.log_rates or [-math.inf]))
     cells = [replace(runs.cell, repeat=0) for runs in members]
     things, unit = counted(cells), unit_of_cells(cells)
@@ -229,7 +234,9 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
             texts[AGAINST] = f"{number(behind, 'change')}, {standing}"
         elif standing in (FASTEST, FASTEST_REPEATED):
             texts[AGAINST], style = standing, "green"
-        row = {name: Text(text.replace(THIN, " "), style) for name, text in texts.items()}
+        row = {}
+        for name, text in texts.items():  # every ± of the table is that of the next run
+            row[name] = Text(text.replace(THIN, " ").replace(f" {WORDS})", ")"), style)
         rows.append(row | {VALIDITY: _doubt(runs)})
     return rows
 

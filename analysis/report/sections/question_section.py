@@ -4,7 +4,7 @@ from analysis.findings.examine import Findings
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, DrawnPoint, curves_figure
 from analysis.report.figure import Figure, colours
 from analysis.report.section import Section
-from analysis.report.sections.standings import standings_table
+from analysis.report.sections.standings import sizes_table, standings_table
 from analysis.study.asked import Asked, RaceState, answer, questions_of, replay
 from analysis.study.intervals import Estimate
 from analysis.study.race import FAILED
@@ -22,12 +22,13 @@ def question(study: Study, findings: Findings) -> Section | None:
         return None
     asked, race = questions[-1], replay(questions[-1], study.records)
     figure = _shrinking(asked, race) if race.last else None
+    tables = [standings_table(asked, race), sizes_table(asked, race)]
     return Section(
         "question",
         f"Question: ask={asked.question.kind}",
         tuple(answer(asked, race)),
         (figure,) if figure else (),
-        (standings_table(asked, race),),
+        tuple(filter(None, tables)),
     )
 
 
@@ -45,7 +46,7 @@ def _shrinking(asked: Asked, race: RaceState) -> Figure | None:
                 points.append(DrawnPoint(look.runs, interval))
         if points and index != reference and len(curves) < MOST_DRAWN:
             curves.append(DrawnCurve(name, points, palette[index], MARKERS[len(curves)]))
-    if not curves:
+    if not any(len(curve.points) > 1 for curve in curves):
         return None
     caption = f"Difference to {asked.names[reference]} after each turn, with its interval."
     lines: tuple[float, ...] = (0.0, asked.question.margin)

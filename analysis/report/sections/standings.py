@@ -5,7 +5,8 @@ import math
 from analysis.report.table import Column, Table
 from analysis.study.asked import Asked, RaceState, percent, seconds
 from analysis.study.conditions import primary_rate
-from analysis.study.race import LEADS, OPEN, Standing
+from analysis.study.race import LEADS, OPEN, UNTRIED, Standing
+from analysis.text import binary_size
 
 
 def standings_table(asked: Asked, race: RaceState) -> Table:
@@ -19,6 +20,8 @@ def standings_table(asked: Asked, race: RaceState) -> Table:
     for index in sorted(by_rate, key=by_rate.__getitem__, reverse=True):
         candidate = arms[index]
         standing = race.last.standings[index] if race.last else Standing(OPEN)
+        if standing.state == UNTRIED and not candidate.rates:
+            continue  # training is measured with what won a search alone
         state = candidate.failure or standing.state
         if index in race.pending[:1]:
             state += ", runs next"
@@ -46,3 +49,38 @@ def standings_table(asked: Asked, race: RaceState) -> Table:
     )
     caption += f"; {seconds(race):,.0f} s of runs."
     return Table.of("question", caption, columns, rows)
+
+
+def sizes_table(asked: Asked, race: RaceState) -> Table | None:
+    """Return a table with a row for each message size that was searched; None without any."""
+    rows = []
+    for stage in race.stages:
+        if stage.size_bytes is None or stage.last is None:
+            continue
+        leader = stage.race.confirmed[-1] if stage.race.confirmed else stage.last.reference
+        arms = [stage.race.candidates[index] for index in (0, leader)]
+        standing = stage.last.standings[leader]
+        row: dict[str, object] = {
+            "size": binary_size(stage.size_bytes),
+            "leader": asked.names[leader],
+            "runs": len(stage.records[leader]),
+            "state": standing.state,
+        }
+        for name, arm in zip(("first", "rate"), arms, strict=True):
+            row[name] = math.exp(arm.mean) if arm.rates else None
+        if leader:
+            row |= {"difference": standing.difference, "low": standing.low, "high": standing.high}
+        rows.append(row)
+    columns = (
+        Column("size", "message"),
+        Column("leader", "fastest of the search"),
+        Column("runs", "runs", kind="count"),
+        Column("rate", "busbw, GB/s", kind="rate"),
+        Column("first", f"{asked.names[0]}, GB/s", kind="rate"),
+        Column("difference", "difference", kind="change"),
+        Column("low", "at least", kind="change"),
+        Column("high", "at most", kind="change"),
+        Column("state", "state"),
+    )
+    caption = "All-reduce alone: the fastest of each search, and its new runs against the default."
+    return Table.of("question_sizes", caption, columns, rows) if rows else None
