@@ -195,6 +195,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
             )
         if key.startswith("+") and key.lstrip("+") in OVERRIDDEN:
             raise Refused(f"{text}: leave out the +; write {text.lstrip('+')}")
+        if key == "++experiment":
+            raise Refused(f"{text}: write {text[1:]}")
         if key in GROUPS and text.startswith(f"{key}=["):
             raise Refused(f"{text}: expected one choice, or with -m several without brackets")
         # Quotes where Hydra would misread a value.

@@ -182,6 +182,7 @@ class CellRunner:
         from launch.profiled_pass import profiled  # with numpy, which a plan does not need
 
         tunes = record.cell.runs_script and record.cell.device == "cuda"
+        tunes = tunes and self.config.tuning_pass not in (False, "False")
         added = {**caches, **CHOICES} if tunes else caches
 
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:

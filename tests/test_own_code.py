@@ -209,6 +209,7 @@ WRONG = {
     "~strategy._target_": f"~strategy._target_: {OF_A_FILE}",
     "++benchmark.code.refuse=os.system": "only the YAML file of a benchmark can set code.refuse",
     "++strategy={_target_:os.system}": "leave out the +",
+    "++experiment=first": "++experiment=first: write +experiment=first",
     "strategy={_target_:os.system}": "only the file strategy/nccl_allreduce.yaml can set it",
     f"{IN_CONF}strategy=one_by_one strategy.scale=3": "strategy.scale=3: expected a number",
     f"{IN_CONF}strategy=one_by_one strategy.size=3": "strategy.size=3: unknown option of",
