@@ -295,7 +295,7 @@ class Config:
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
         "auto",
-        "images or samples per rank and step (weak scaling); with accumulate per micro-step",
+        "images or samples per rank and step (weak scaling), or per micro-step where accumulate is set",
         least=1,
         most=1 << 20,
         auto=True,
@@ -377,9 +377,10 @@ class Config:
     )  # fmt: skip
     ask: str | None = option(
         None,
-        "measure until a question is answered: fastest, which candidate has the highest rate; "
-        "differs, how each differs from the first; scales, up to how many GPUs the efficiency "
-        "stays above efficiency=; gains, whether one is faster than the first by more than margin=",
+        "measure until a question is answered. fastest: which candidate has the highest rate? "
+        "differs: how does each differ from the first? scales: up to how many GPUs does the "
+        "efficiency stay above that of efficiency=…? gains: is one faster than the first by more "
+        "than margin=…?",
         words=QUESTIONS,
     )
     search: dict[str, Any] | None = option(

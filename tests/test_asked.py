@@ -87,7 +87,7 @@ def test_the_answer_names_the_fastest_what_ties_and_what_is_slower():
         "Slower: cpu_staged by 30 %.",
     ]
     assert lines[-1].startswith("5 runs in ") and lines[-1].endswith(
-        "At most 5 % of such answers are wrong."
+        "At most 5 % of answers found this way are wrong."
     )
 
 

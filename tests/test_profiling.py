@@ -76,7 +76,9 @@ def one_pass(tmp_path, nsys, device="cpu", cell=None, **engine):
     """The profiled pass of a cell in an empty folder: its finding, and the record with the pass."""
     cell = dataclasses.replace(cell or make_cell(), profiler="nsys", profiler_options=OPTIONS)
     machine = Machine("cpu", (Device(0, "GPU-0"), Device(1, "GPU-1")), (0, 1), 2)
-    config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
+    config = SimpleNamespace(
+        engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False, tuning_pass="auto"
+    )
     surrounding, notes = {**os.environ, **PLANTED, **KEPT}, []
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
     here = RunEnvironment(machine, {})

@@ -349,7 +349,7 @@ HEADLINES = {
     ),
     "a setting without repeats": (
         [small(1, PAIR, 200), small(2, PAIR, 202, cell={"nccl": PIX})],
-        "P2P_LEVEL=PIX differs from NCCL's default by 1.0 % at most in single runs",
+        "P2P_LEVEL=PIX differs from NCCL's default by at most 1.0 % (single runs)",
     ),
     "a faster one without repeats": (
         [*repeated(PAIR, 200, 1), *repeated(PAIR, 190, 2, nccl=PIX), ONCE],
@@ -439,7 +439,7 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats
     assert end in line
 
 
-LOSES = "10.0 % (9.4 to 10.6) of the rate of the runs with strategy=none; within its own runs "
+LOSES = "its rate is 10.0 % (9.4 to 10.6) below that of strategy=none; in its own runs it adds "
 
 
 @pytest.mark.parametrize(
@@ -472,8 +472,8 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start is not None:
-        cost = "0.673 ms (95 % interval from the scatter within runs: 0.600 to 0.700) of a step of 54.8 ms."
-        expected = f"Overhead of nccl_allreduce: {start}{cost}"
+        cost = "0.673 ms (95 % interval from the scatter within runs: 0.600 to 0.700) to a step of 54.8 ms."
+        expected = f"Overhead of nccl_allreduce: {start or 'it adds '}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 
 
@@ -555,7 +555,9 @@ def test_a_cost_has_its_own_interval_and_none_is_said_of_a_suspect_cell_that_may
     findings = findings_of(opened)
     sentence = plain(loss(opened, findings, main_point(opened, findings)))
     inside = shown.replace(" (", " ms (95 % interval from the scatter within runs: ")
-    assert sentence.startswith(f"Overhead of nccl_allreduce: {inside} of a step") == bool(shown)
+    assert sentence.startswith(f"Overhead of nccl_allreduce: it adds {inside} to a step") == bool(
+        shown
+    )
     assert cell_numbers(opened.records[-1], {}).get("cost ms", "") == shown
     frame = open_notebook(folder).cells().set_index("gpus").loc["0,1"]
     columns = [f"strategy_cost_ms{end}" for end in ("", "_low", "_high")]

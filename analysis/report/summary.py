@@ -90,7 +90,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     ranking = ranking_of(study, findings, main.point)
     settings, order = settings_sentences(findings, main), ranked(study, ranking)
     network, lost = between_hosts(study, main.point), loss(study, findings, main)
-    models = other_models(findings, main)
+    models = other_models(study, findings, main)
     if main.point.suspect:  # nothing stands as a fact
         settings = [f"In these runs {line}" for line in settings]
         network = lost = ""
@@ -280,7 +280,7 @@ def definition(point: Point) -> str:
     return f"{line}; GPU {ids} was not measured alone."
 
 
-def other_models(findings: Findings, main: CurvePoint) -> str:
+def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
     """Return the rates of the other models, on the same GPUs where they ran there; else empty."""
 
     def distance(each: CurvePoint) -> tuple[bool, int]:
@@ -290,7 +290,9 @@ def other_models(findings: Findings, main: CurvePoint) -> str:
     texts: dict[str, str] = {}
     for _, point in sorted(points_of(findings.scaling.curves), key=distance):
         name = point.key["model.name"]
-        text = f"{single_line(name, 80)} trains {central(point.rate, 'rate')} images/s"
+        record, *_ = study.records_of(point.record_ids)
+        trains = "runs at" if record.cell.runs_script else "trains"
+        text = f"{single_line(name, 80)} {trains} {central(point.rate, 'rate')} images/s"
         if point.gpus != main.point.gpus:
             text += f" on {gpu_list(point.gpus)}"
         if name != main.point.key["model.name"] and not point.suspect:
@@ -385,7 +387,7 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     line = f"{join_words(names)} show{s} no significant difference from NCCL's default"
     if not has_verdicts:
         size = number(max(changes), "share")
-        line = f"{join_words(names)} differ{s} from NCCL's default by {size} at most in single runs"
+        line = f"{join_words(names)} differ{s} from NCCL's default by at most {size} (single runs)"
     return [*lines, _with_causes(line, causes, ratios)]
 
 
@@ -490,7 +492,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     share = loss_against_none(findings, point)
     if share is not None:
         size = estimate(share, "share")
-        parts.append(f"{size} of the rate of the runs with strategy=none")
+        parts.append(f"its rate is {size} below that of strategy=none")
     records = study.records_of(point.record_ids)
     cost_ms, is_of_next_run = None, False
     for runs in study.runs:
@@ -502,8 +504,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if not is_of_next_run:
             of_runs = f"95 % interval from the scatter within runs: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        within = "within its own runs " if parts else ""
-        parts.append(f"{within}{size} of a step of {number(step_ms)} ms")
+        adds = "in its own runs it adds" if parts else "it adds"
+        parts.append(f"{adds} {size} to a step of {number(step_ms)} ms")
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."

@@ -331,8 +331,8 @@ def _effort(asked: Asked, state: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
     if is_answered(state):
         grid = 5 * len(asked.names)
-        text += f"; five repeats of each would be {grid} runs"
-        return f"{text}. At most {percent(ERROR)} of such answers are wrong."
+        text += f", where five repeats of each candidate would be {grid}"
+        return f"{text}. At most {percent(ERROR)} of answers found this way are wrong."
     more = _runs_to_decide(asked, state.race, state.records)
     if more is None:
         text += f"; {MOST_RUNS} runs of each would not answer it"

@@ -297,8 +297,8 @@ def _shares_cores(record: Record) -> bool:
 
 @check("suspect", "steps with the exchange were shorter than steps without it: {}", since=7)
 def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
-    """the strategy seems to make a step shorter: the time that it adds is below 0 by more than
-    0.2 % of a step and 1.5 times its ±
+    """the strategy seems to make a step shorter: its cost is negative by more than 0.2 % of a step,
+    and by more than 1.5 times its ±
     """
     ends = interval(COST, record.within_run)
     if ends is None or COST not in record.metrics:
