@@ -295,7 +295,8 @@ class Config:
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
         "auto",
-        "images or samples per rank and step (weak scaling), or per micro-step where accumulate is set",
+        "images or samples per rank and step (weak scaling); per micro-step where accumulate is "
+        "set",
         least=1,
         most=1 << 20,
         auto=True,
