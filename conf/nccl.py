@@ -376,8 +376,8 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
         near = _near(name, 0.85)
         if name not in OTHERS and near:
             raise Refused(
-                f"{typed}: NCCL up to 2.30 has no such variable{near}. Set one of a later "
-                "release in the environment of launch.py: ranks inherit it"
+                f"{typed}: NCCL up to 2.30 has no such variable{near}. If a later one "
+                "has it, set it in the environment of launch.py: ranks inherit it"
             )
         if name in variables:
             raise Refused(f"{typed}: given twice; expected one value for {name}")

@@ -373,7 +373,8 @@ class Config:
     )
     noise_pairs: Any = option(
         "auto",
-        "runs to repeat to estimate run-to-run variation; auto: one in four from five runs on",
+        "runs that are repeated, to estimate run-to-run variation; auto: one in four where there "
+        "are five or more",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
     ask: str | None = option(

@@ -331,7 +331,7 @@ def _effort(asked: Asked, state: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
     if is_answered(state):
         grid = 5 * len(asked.names)
-        text += f", where five repeats of each candidate would be {grid}"
+        text += f"; a grid with five repeats of each candidate would be {grid} runs"
         return f"{text}. At most {percent(ERROR)} of answers found this way are wrong."
     more = _runs_to_decide(asked, state.race, state.records)
     if more is None:

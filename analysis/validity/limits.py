@@ -169,8 +169,8 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
-    """pauses inside steps took more than {pause_limit} of the time. On CPU workers the limit is
-    3 times that, and at least 3 % where no pause took more than 15 ms
+    """pauses inside steps took more than {pause_limit} of the time. CPU workers are allowed 3 times
+    that, and 3 % where no pause took more than 15 ms
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit
@@ -219,8 +219,8 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed in the same way in every timed window: the windows, averaged step by
-    step, change or drift beyond the limits of not_stationary
+    """the step time changed in the same way in every timed window: the mean of their first steps,
+    of their second ones, and so on, changes or drifts beyond the limits of not_stationary
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:

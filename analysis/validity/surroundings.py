@@ -79,10 +79,9 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """SM clocks differ. Suspect: the clocks of two training GPUs differ by more than
-    {clock_spread_limit}, at the power cap by twice that; or in one phase a GPU is that far below
-    its own highest clock, and the driver gives no reason. Finding: the clock differs from the
-    baseline's by more than {clock_change_limit}
+    """SM clocks differ. Suspect: two training GPUs differ by more than {clock_spread_limit} (twice
+    that at the power cap), or a GPU falls that far below its own highest clock and the driver gives
+    no reason. Only a finding: the baseline's clock differs by more than {clock_change_limit}
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """

@@ -47,7 +47,7 @@ def refuse(cell: Cell, room: Room) -> None:
     if exchange not in EXCHANGES[device]:
         where = "CPU workers" if device == "cpu" else "GPUs"
         possible = " or ".join(EXCHANGES[device])
-        raise Refused(f"benchmark.exchange={exchange}: expected on {where}: {possible}")
+        raise Refused(f"benchmark.exchange={exchange}: expected {possible} on {where}")
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // ranks) + 2)
     row_bytes = pitch(nx, device) * ELEMENT_BYTES

@@ -119,7 +119,7 @@ _TABLE = (
         formula="tokens of all ranks ÷ time of the slowest rank",
     ),
     _plain("throughput/tokens", "tokens of the timed steps", "tokens"),
-    _plain("throughput/seconds", "time of the slowest rank"),
+    _plain("throughput/seconds", "time that all timed steps took, on the slowest rank"),
     _more("script/printed_per_second", "median of the rates that the script prints"),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
     # better.

@@ -322,9 +322,10 @@ def refuse_several_values(requests: Sequence[Request]) -> None:
 
 
 def _one_for_all(typed: str, values: Sequence[str], shared: str) -> str:
+    several = f"{typed}={','.join(values)}"
     if typed == "+experiment":
-        shared = "a sweep"
-    return f"{typed}={','.join(values)}: {shared} takes one value; run {len(values)} sweeps"
+        return f"{several}: a command runs one named study; run {len(values)} commands"
+    return f"{several}: {shared} takes one value; run {len(values)} sweeps"
 
 
 def _differing(key: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:

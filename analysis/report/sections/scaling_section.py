@@ -161,6 +161,7 @@ def _panel(
     words = words_of(study)
     palette = colours(named(record, "strategy") for record in study.records)
     rates, efficiencies = [], []
+    marks: dict[str, str] = {}
     for curve, marker in zip(curves, MARKERS, strict=False):
         look = palette[curve.points[0].key["strategy.name"]], marker
         points, shares, alone = [], [], {}
@@ -168,6 +169,9 @@ def _panel(
             points.append(DrawnPoint(point.world_size, point.rate, point.suspect))
             if point.efficiency and point.world_size > 1:
                 shares.append(DrawnPoint(point.world_size, point.efficiency, point.suspect))
+                mark = getattr(point.efficiency.value, "mark", "")
+                if mark:
+                    marks[mark] = f" ‘{mark}’: others were not measured alone."
             if point.baseline is not None:
                 alone[point.world_size] = point.baseline.value
         ideal = []
@@ -186,6 +190,7 @@ def _panel(
         _ends(rates, "rate"),
     )
     if efficiencies:
+        notes += "".join(marks.values())
         yield curves_figure(
             f"efficiency-{panel}",
             f"Efficiency, {about}: rate ÷ (N × the slowest GPU alone).{notes}",
