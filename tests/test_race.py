@@ -23,6 +23,7 @@ from analysis.study.race import (
     Arm,
     Race,
 )
+from analysis.study.race import MOST_RUNS as LIMIT
 from conf.question import DIFFERS, FASTEST, GAINS, PER_GPU, SCALES, Question
 
 # Scatter between runs of equal cells, and drift in a sweep, of tests/data/h200_x2 and h200_x4.
@@ -152,6 +153,17 @@ def test_one_that_becomes_slower_half_way_is_not_called_fastest_by_its_first_run
     )
     look = race.run(planted)
     assert look.reference != 0 or OPEN in [standing.state for standing in look.standings]
+
+
+def test_a_candidate_that_no_number_of_runs_decides_does_not_end_the_race():
+    """Two CPU workers: one that scattered by 14 % had 20 runs, its five rivals two or three."""
+    truth, floors = [0.0, -0.0005, -0.2], [0.001, 0.001, 0.6]
+    race = Simulated(Question(FASTEST, 0.002), truth, floors, random.Random(3), freedom=0)
+    race.race.candidates[2].suspect = True
+    look = race.run()
+    assert [len(arm.rates) for arm in race.race.candidates][2] == LIMIT
+    assert [standing.state for standing in look.standings] == [LEADS, TIED, OPEN]
+    assert look.turn == ()
 
 
 def test_a_suspect_candidate_leaves_the_others_intervals_as_they_are():

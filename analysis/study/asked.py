@@ -27,6 +27,7 @@ from analysis.study.race import (
     ERROR,
     FAILED,
     FASTER,
+    MOST_RUNS,
     OPEN,
     SLOWER,
     TIED,
@@ -43,7 +44,6 @@ from conf.question import DIFFERS, FASTEST, GAINS, PER_GPU, SCALES, Question
 
 JOURNAL = "journal.jsonl"
 BUSBW = "collectives/out_of_place_busbw_gb_per_s"  # by size in bytes
-MOST_RUNS = 20  # of a candidate
 FEWEST_TRIED = 5  # new runs of both before a message size that no number of runs decides is left
 MOST_NAMED = 4  # candidates of a sentence
 

@@ -30,6 +30,7 @@ CONTRADICTED = 0.99  # level above which the runs of a race scatter more than ea
 MOST_FREEDOM = 6  # degrees of freedom that earlier runs count for
 FEWEST_REPEATS = 2  # second and further runs before there is an answer
 OWN_RUNS = 3  # of a candidate, for a scatter of its own
+MOST_RUNS = 20  # of a candidate
 OPEN, LEADS, TIED, SLOWER, FASTER, EQUAL = "open", "leads", "tied", "slower", "faster", "equal"
 ABOVE, BELOW, FAILED, UNTRIED = "above", "below", "failed", "not tried"
 
@@ -190,6 +191,9 @@ class Race:
         ends = math.expm1(difference - half), math.expm1(difference + half)
         return Standing(OPEN, math.expm1(difference), *ends)
 
+    def _below_limit(self, indices: Sequence[int]) -> list[int]:
+        return [index for index in indices if len(self.candidates[index].rates) < MOST_RUNS]
+
     def _pair(self, reference: int, index: int) -> tuple[int, ...]:
         """Return both in turn, each first every other time; of two with unequal runs the rarer."""
         runs = [len(self.candidates[each].rates) for each in (reference, index)]
@@ -229,12 +233,16 @@ class Race:
             standings[index] = replace(standing, state=state)
         if not rivals:
             return self._look(leader, standings, ())
-        nearest = max(
-            rivals, key=lambda index: (standings[index].high, self.candidates[index].mean)
-        )
-        is_open = standings[nearest].state == OPEN
+        undecided = [
+            index
+            for index in self._below_limit(rivals)
+            if standings[index].state == OPEN or not self._may_answer
+        ]
         turn: tuple[int, ...] = ()
-        if is_open or not self._may_answer:
+        if undecided:
+            nearest = max(
+                undecided, key=lambda index: (standings[index].high, self.candidates[index].mean)
+            )
             turn = self._pair(leader, nearest)
         return self._look(leader, standings, turn)
 
@@ -278,7 +286,7 @@ class Race:
                 state = SLOWER
             standings[index] = replace(standing, state=state)
             undecided = state == OPEN or not self._may_answer
-            if undecided and high - low > most:
+            if undecided and high - low > most and self._below_limit([index]):
                 widest, most = index, high - low
         turn: tuple[int, ...] = ()
         if widest is not None:
