@@ -397,6 +397,11 @@ class Ranking:
         return next(iter(self.standing(FASTEST)), None)
 
     @property
+    def fastest_leads(self) -> bool:
+        """Whether no configuration that cannot be told has a higher rate than the fastest."""
+        return self.fastest is self.configurations[0]
+
+    @property
     def all_suspect(self) -> bool:
         """Whether a check doubts every run: then nobody knows which is fastest."""
         return all(all(map(is_suspect, each.runs.records)) for each in self.configurations)

@@ -321,7 +321,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
             f"{ranking.rate.name}, then {words[second.runs]}, {central(second.rate, 'rate')}; "
             "too few repeats to test the difference."
         ]
-    among = "" if first is ranking.configurations[0] else " of those with enough repeats"
+    among = "" if ranking.fastest_leads else " of those with enough repeats"
     line = f"Fastest on {devices}{among}: {words[first.runs]}, {estimate(first.rate, 'rate')}"
     line += f" {ranking.rate.name}"
     if first.runs.doubts:

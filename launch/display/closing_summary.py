@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from shlex import quote
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.padding import Padding
@@ -52,6 +53,8 @@ DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say
 BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
 FASTEST_REPEATED = "fastest repeated"  # one with too few runs to be compared has a higher rate
+# How a configuration stands and its difference to the fastest, a share; by its records' ids.
+Standings: TypeAlias = dict[tuple[str, ...], tuple[str, float]]
 FIRST_COLUMNS = ("images/s", MARGIN, "efficiency", BAR, AGAINST)
 
 
@@ -158,11 +161,14 @@ def print_configurations(console: Console, study: Study, records: Sequence[Recor
     each benchmark."""
     ids = {record.record_id for record in records}
     shown = [runs for runs in study.runs if not ids.isdisjoint(runs.record_ids)]
+    if not shown:
+        return
+    standings = _standings(study)
     for members in grouped(shown, lambda runs: runs.cell.benchmark["name"]).values():
-        _print_table(console, study, members)
+        _print_table(console, study, members, standings)
 
 
-def _print_table(console: Console, study: Study, members: list[Runs]) -> None:
+def _print_table(console: Console, study: Study, members: list[Runs], standings: Standings) -> None:
     members.sort(key=lambda runs: -statistics.median(runs.log_rates or [-math.inf]))
     cells = [replace(runs.cell, repeat=0) for runs in members]
     things, unit = counted(cells), unit_of_cells(cells)
@@ -180,7 +186,7 @@ def _print_table(console: Console, study: Study, members: list[Runs]) -> None:
         fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
         title.append(f"{fewest}{sizes[-1]} runs each")
     texts = {name: list(map(Text, values)) for name, values in columns.items()}
-    rows = _rows(study, members)
+    rows = _rows(study, members, standings)
     for name in FIRST_COLUMNS + COLUMNS + (VALIDITY,):
         if any(name in row for row in rows):
             texts.setdefault(name, [row.get(name, Text()) for row in rows])
@@ -190,13 +196,24 @@ def _print_table(console: Console, study: Study, members: list[Runs]) -> None:
     console.print(table, soft_wrap=False)
 
 
-def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
+def _standings(study: Study) -> Standings:
     from analysis.findings.comparisons import (
         FASTEST,
-        TIED,
         comparisons,  # they need numpy
         rank_configurations,
     )
+
+    standings = {}
+    for ranking in rank_configurations(study, comparisons(study)):
+        first_word = FASTEST if ranking.fastest_leads else FASTEST_REPEATED
+        for ranked in ranking.configurations:
+            word = first_word if ranked.standing == FASTEST else ranked.standing
+            standings[ranked.runs.record_ids] = (word, ranked.behind.value)
+    return standings
+
+
+def _rows(study: Study, members: Sequence[Runs], standings: Standings) -> list[dict[str, Text]]:
+    from analysis.findings.comparisons import FASTEST, TIED  # they need numpy
     from analysis.study.measured_numbers import SLOWER
 
     singles, medians = dict(study.singles), []
@@ -208,12 +225,6 @@ def _rows(study: Study, members: Sequence[Runs]) -> list[dict[str, Text]]:
         medians.append(replace(runs.records[-1], metrics=metrics))
         singles[id(medians[-1])] = runs
     several = SeveralRecords(replace(study, singles=singles))
-    standings = {}
-    for ranking in rank_configurations(study, comparisons(study)):
-        first_word = FASTEST if ranking.fastest is ranking.configurations[0] else FASTEST_REPEATED
-        for ranked in ranking.configurations:
-            word = first_word if ranked.standing == FASTEST else ranked.standing
-            standings[ranked.runs.record_ids] = (word, ranked.behind.value)
     highest = max(record.metrics.get(IMAGES_PER_SECOND, 0.0) for record in medians)
     rows = []
     for runs, record in zip(members, medians, strict=True):
