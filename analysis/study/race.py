@@ -191,8 +191,8 @@ class Race:
         ends = math.expm1(difference - half), math.expm1(difference + half)
         return Standing(OPEN, math.expm1(difference), *ends)
 
-    def _below_limit(self, indices: Sequence[int]) -> list[int]:
-        return [index for index in indices if len(self.candidates[index].rates) < MOST_RUNS]
+    def _may_run(self, index: int) -> bool:
+        return len(self.candidates[index].rates) < MOST_RUNS
 
     def _pair(self, reference: int, index: int) -> tuple[int, ...]:
         """Return both in turn, each first every other time; of two with unequal runs the rarer."""
@@ -235,8 +235,8 @@ class Race:
             return self._look(leader, standings, ())
         undecided = [
             index
-            for index in self._below_limit(rivals)
-            if standings[index].state == OPEN or not self._may_answer
+            for index in rivals
+            if self._may_run(index) and (standings[index].state == OPEN or not self._may_answer)
         ]
         turn: tuple[int, ...] = ()
         if undecided:
@@ -286,7 +286,7 @@ class Race:
                 state = SLOWER
             standings[index] = replace(standing, state=state)
             undecided = state == OPEN or not self._may_answer
-            if undecided and high - low > most and self._below_limit([index]):
+            if undecided and high - low > most and self._may_run(index):
                 widest, most = index, high - low
         turn: tuple[int, ...] = ()
         if widest is not None:

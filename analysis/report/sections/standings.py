@@ -5,8 +5,15 @@ import math
 from analysis.report.table import Column, Table
 from analysis.study.asked import Asked, RaceState, percent, seconds
 from analysis.study.conditions import primary_rate
-from analysis.study.race import LEADS, OPEN, UNTRIED, Standing
+from analysis.study.race import LEADS, OPEN, UNTRIED, Arm, Standing
 from analysis.text import binary_size
+
+DIFFERENCE = (
+    Column("difference", "difference", kind="change"),
+    Column("low", "at least", kind="change"),
+    Column("high", "at most", kind="change"),
+    Column("state", "state"),
+)
 
 
 def standings_table(asked: Asked, race: RaceState) -> Table:
@@ -29,7 +36,7 @@ def standings_table(asked: Asked, race: RaceState) -> Table:
             "candidate": asked.names[index],
             "runs": len(race.records[index]),
             "seconds": sum(record.ended_at - record.started_at for record in race.records[index]),
-            "rate": math.exp(candidate.mean) if candidate.rates else None,
+            "rate": _rate(candidate),
             "state": state,
         }
         if standing.state != LEADS:
@@ -42,13 +49,14 @@ def standings_table(asked: Asked, race: RaceState) -> Table:
         Column("runs", "runs", kind="count"),
         Column("seconds", "s", kind="count"),
         Column("rate", heading, kind="rate"),
-        Column("difference", "difference", kind="change"),
-        Column("low", "at least", kind="change"),
-        Column("high", "at most", kind="change"),
-        Column("state", "state"),
+        *DIFFERENCE,
     )
     caption += f"; {seconds(race):,.0f} s of runs."
     return Table.of("question", caption, columns, rows)
+
+
+def _rate(candidate: Arm) -> float | None:
+    return math.exp(candidate.mean) if candidate.rates else None
 
 
 def sizes_table(asked: Asked, race: RaceState) -> Table | None:
@@ -58,16 +66,15 @@ def sizes_table(asked: Asked, race: RaceState) -> Table | None:
         if stage.size_bytes is None or stage.last is None:
             continue
         leader = stage.race.confirmed[-1] if stage.race.confirmed else stage.last.reference
-        arms = [stage.race.candidates[index] for index in (0, leader)]
         standing = stage.last.standings[leader]
         row: dict[str, object] = {
             "size": binary_size(stage.size_bytes),
             "leader": asked.names[leader],
             "runs": len(stage.records[leader]),
+            "rate": _rate(stage.race.candidates[leader]),
+            "first": _rate(stage.race.candidates[0]),
             "state": standing.state,
         }
-        for name, arm in zip(("first", "rate"), arms, strict=True):
-            row[name] = math.exp(arm.mean) if arm.rates else None
         if leader:
             row |= {"difference": standing.difference, "low": standing.low, "high": standing.high}
         rows.append(row)
@@ -77,10 +84,7 @@ def sizes_table(asked: Asked, race: RaceState) -> Table | None:
         Column("runs", "runs", kind="count"),
         Column("rate", "busbw, GB/s", kind="rate"),
         Column("first", f"{asked.names[0]}, GB/s", kind="rate"),
-        Column("difference", "difference", kind="change"),
-        Column("low", "at least", kind="change"),
-        Column("high", "at most", kind="change"),
-        Column("state", "state"),
+        *DIFFERENCE,
     )
     caption = "All-reduce alone: the fastest of each search, and its new runs against the default."
     return Table.of("question_sizes", caption, columns, rows) if rows else None
