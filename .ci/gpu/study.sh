@@ -178,7 +178,7 @@ study_scripts() {
 study_tuned() {
   # NCCL's settings searched, with and without peer access, beside a grid of all of them. CHANNELS=null,4,16: their limit too, for
   # which one call is too short. 2 GPUs, 9 minutes; CPU workers have none.
-  # Fills a table of gains and runs. Copy $out/tuned, tuned_loc and tune_grid, packed, to tests/data/h200_x2.
+  # Fills a row of "Questions". $out/tuned is tests/data/tuned_nccl.tar.xz.
   local common=(gpus=0,1 "nccl.max_nchannels=${CHANNELS:-null}")
   LINES_SHOWN=30
   sweep 220 tuned tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}"
@@ -189,8 +189,8 @@ study_tuned() {
 }
 
 study_strangers() {
-  # Every strategy alone, and with another program that takes a tenth of GPU 0 from the first timed step on. 2 GPUs, 6 minutes.
-  # Fills "Another program". Copy $out/alone and $out/strangers, packed, to tests/data/h200_x2.
+  # Every strategy alone, and with another program that takes a tenth of GPU 0 from the first timed step on. 2 GPUs, 8 minutes.
+  # Fills "Another program". $out/alone and $out/strangers (there `beside`) are tests/data/strangers.tar.xz.
   local strategies common watcher
   strategies=none,nccl_allreduce,kvstore_device,cpu_staged,kvstore_local,kvstore_dist_sync,kvstore_dist_async,hierarchical
   strategies+=,local_sgd$(small ,zero1,zero2,fsdp "")
