@@ -134,7 +134,7 @@ def test_candidates_differ_from_the_first_as_they_are_said_to(races):
 
 def test_equal_candidates_are_tied_and_the_margin_decides_how_soon():
     draw, runs = random.Random(1), []
-    for margin in (0.02, 0.002):
+    for margin in (0.02, 0.0015):
         question = Question(FASTEST, margin)
         race = Simulated(question, [0.0, 0.0, -0.2], [0.001] * 3, draw)
         look = race.run()

@@ -7,10 +7,14 @@ sum (a union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,00
 
 A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
-contradict them; it is never below what its runs show inside, nor, from three runs on, below what
-the candidate's own runs show. A candidate with suspect runs lends the others no scatter once they
+contradict them; it is never below what the candidate's own runs show: inside them until there are
+three, then between them. A candidate with suspect runs lends the others no scatter once they
 have two repeated runs, and its own counts from two runs on. Before two repeated runs nothing is
 answered.
+
+An answer is wrong only if the truth lies beyond one end of an interval, and which end that is
+depends on the truth. So each end has the whole error. ask=differs shares it between both, as equal
+candidates lie beyond either where they are called faster or slower.
 
 ask=gains searches until a look may answer. If not the first candidate leads then, new runs confirm
 the leader against it, in turns A B B A. Search and confirmation have half of the error each.
@@ -23,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from analysis.study.intervals import quantile
 from analysis.study.noise_floor import Scatter
-from conf.question import FASTEST, GAINS, SCALES, Question
+from conf.question import DIFFERS, FASTEST, GAINS, SCALES, Question
 
 ERROR = 0.05  # the most probable share of wrong answers
 CONTRADICTED = 0.99  # level above which the runs of a race scatter more than earlier ones
@@ -101,7 +105,9 @@ class Race:
         self.looks: list[Look] = []
         self._looks = 0  # that could answer
         self._searched = 0  # runs of the search, of those that are confirmed
-        self._error = ERROR / 2 if question.kind == GAINS else ERROR
+        self._error = ERROR if question.kind == DIFFERS else 2 * ERROR  # of both ends
+        if question.kind == GAINS:
+            self._error /= 2
         order = range(len(self.candidates))
         self._sizes = sorted(order, key=lambda index: self.candidates[index].size)
 
@@ -166,8 +172,10 @@ class Race:
             return 0.0, 0
         variance = squares / freedom
         if len(candidate.rates) >= (2 if candidate.suspect else OWN_RUNS):
-            variance = max(variance, candidate.scatter.squares / candidate.scatter.freedom)
-        return max(variance, statistics.fmean(error**2 for error in candidate.errors)), freedom
+            least = candidate.scatter.squares / candidate.scatter.freedom
+        else:
+            least = statistics.fmean(error**2 for error in candidate.errors)
+        return max(variance, least), freedom
 
     def narrowed(self, index: int, more: int) -> float:
         """Return how wide a candidate's interval is after more runs, half of them its own and half
