@@ -145,10 +145,12 @@ def of_hosts(seed):
             status = 1
             if target == "launcher":
                 status = SIGNALS[kind][1]
+            # The last lines of a rank may fit into the page that its file ends in.
+            may_finish = phase == "exit" or (kind, phase) == ("full disk", "limits")
             faults.append(
                 Fault(
                     kind, phase, target, cause, rank, status, deadline, process=1,
-                    after=0 if phase == "first step" else 1, may_finish=phase == "exit", host=host,
+                    after=0 if phase == "first step" else 1, may_finish=may_finish, host=host,
                 )
             )  # fmt: skip
     random.Random(seed).shuffle(faults)
