@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -365,10 +366,14 @@ def sweep_of(study):
         (3, "h200_x1/asked_precision_inception_v3", ""),
         (4, "h200_x1/asked_way", "h200_x1/way_grid"),
         (5, "h200_x2/asked_strategy", "h200_x2/strategy_grid"),
+        (6, "asked_strategies/asked", "asked_strategies/grid"),
     ],
 )
-def test_questions_beside_their_grids(row, asked, grid):
+def test_questions_beside_their_grids(row, asked, grid, tmp_path):
     """The answer is the question's own; the grid's is the ratio of its medians."""
+    if not (DATA / asked).exists():
+        shutil.unpack_archive(DATA / "asked_strategies.tar.xz", tmp_path)
+        asked, grid = tmp_path / asked, tmp_path / grid
     (table,) = sections()["Questions"]
     _, _, answered, effort, of_grid, grid_effort = table[row]
     folder = DATA / asked
