@@ -1,9 +1,9 @@
 """Runs of candidates until a question is answered (launch.py ask=), and what they answer.
 
 Every candidate runs once; then the turn goes to the candidates between which the answer is open.
-After every turn all is judged. As it may stop at any of them, the error is spent over the turns:
-number k is judged at ERROR / (k (k + 1)), shared by the comparisons of that turn, which is ERROR in
-sum (a union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,000 races give).
+All is judged again after LOOKS_APART more runs. As it may stop at any look, the error is spent over
+them: number k is judged at ERROR / (k (k + 1)), shared by its comparisons, which is ERROR in sum (a
+union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,000 races give).
 
 A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
@@ -35,6 +35,7 @@ MOST_FREEDOM = 6  # degrees of freedom that earlier runs count for
 FEWEST_REPEATS = 2  # second and further runs before there is an answer
 OWN_RUNS = 3  # of a candidate, for a scatter of its own
 MOST_RUNS = 20  # of a candidate
+LOOKS_APART = 0.15  # more runs from look to look, as a share: each look spends error
 OPEN, LEADS, TIED, SLOWER, FASTER, EQUAL = "open", "leads", "tied", "slower", "faster", "equal"
 ABOVE, BELOW, FAILED, UNTRIED = "above", "below", "failed", "not tried"
 
@@ -104,6 +105,9 @@ class Race:
         self.confirmed = tuple(confirmed)
         self.looks: list[Look] = []
         self._looks = 0  # that could answer
+        self._looked_at = 0  # runs at the last of them
+        self._failed = 0  # candidates
+        self._is_due = True  # whether the next one could
         self._searched = 0  # runs of the search, of those that are confirmed
         self._error = ERROR if question.kind == DIFFERS else 2 * ERROR  # of both ends
         if question.kind == GAINS:
@@ -120,7 +124,11 @@ class Race:
         return self._sizes[0], self._sizes[-1]
 
     def look(self) -> Look:
-        """Judge what the runs so far say, and choose who runs next. Each call spends error."""
+        """Judge what the runs so far say if a look is due, and choose who runs next."""
+        failed = sum(bool(candidate.failure) for candidate in self.candidates)
+        enough = self._looked_at * (1 + LOOKS_APART)
+        self._is_due = failed > self._failed or self._runs() >= enough
+        self._failed = failed
         alive = [index for index, each in enumerate(self.candidates) if each.rates]
         alive = [index for index in alive if not self.candidates[index].failure]
         judge = {FASTEST: self._fastest, SCALES: self._scales, GAINS: self._gains}
@@ -129,15 +137,23 @@ class Race:
             look = Look(0, 0, states, ())
         else:
             look = judge.get(self.question.kind, self._differs)(alive)
+        if not self._is_due:
+            look = replace(self.looks[-1], runs=look.runs, turn=look.turn)
+        elif self._may_answer:
+            self._looks += 1
+            self._looked_at = self._runs()
         self.looks.append(look)
-        self._looks += self._may_answer
         return look
+
+    def _runs(self) -> int:
+        members = self.confirmed or range(len(self.candidates))
+        return sum(len(self.candidates[index].rates) for index in members)
 
     # --- intervals
 
     @property
     def _may_answer(self) -> bool:
-        return self._own().freedom >= FEWEST_REPEATS
+        return self._is_due and self._own().freedom >= FEWEST_REPEATS
 
     def _quantile(self, comparisons: int, freedom: int) -> float:
         number = self._looks + 1
@@ -199,8 +215,15 @@ class Race:
         ends = math.expm1(difference - half), math.expm1(difference + half)
         return Standing(OPEN, math.expm1(difference), *ends)
 
-    def _may_run(self, index: int) -> bool:
-        return len(self.candidates[index].rates) < MOST_RUNS
+    def _undecided(self, reference: int, standings: dict[int, Standing]) -> list[int]:
+        """Return who may run again beside the reference: those that are open; without any, all
+        until a look may answer."""
+        every = []
+        for index in standings:
+            if index != reference and len(self.candidates[index].rates) < MOST_RUNS:
+                every.append(index)
+        is_open = [index for index in every if standings[index].state == OPEN]
+        return is_open if is_open or self._may_answer else every
 
     def _pair(self, reference: int, index: int) -> tuple[int, ...]:
         """Return both in turn, each first every other time; of two with unequal runs the rarer."""
@@ -239,13 +262,7 @@ class Race:
             elif standing.high <= self.question.margin:
                 state = TIED
             standings[index] = replace(standing, state=state)
-        if not rivals:
-            return self._look(leader, standings, ())
-        undecided = [
-            index
-            for index in rivals
-            if self._may_run(index) and (standings[index].state == OPEN or not self._may_answer)
-        ]
+        undecided = self._undecided(leader, standings)
         turn: tuple[int, ...] = ()
         if undecided:
             nearest = max(
@@ -274,8 +291,7 @@ class Race:
 
     def _differs(self, alive: Sequence[int]) -> Look:
         reference = alive[0]
-        standings = {reference: Standing(EQUAL, 0.0, 0.0, 0.0)}
-        widest, most = None, -1.0
+        standings, widths = {reference: Standing(EQUAL, 0.0, 0.0, 0.0)}, {}
         margin = self.question.log_margin
         for index in alive[1:]:
             standing = self._standing(index, reference, len(alive) - 1)
@@ -293,12 +309,11 @@ class Race:
             elif high < 0:
                 state = SLOWER
             standings[index] = replace(standing, state=state)
-            undecided = state == OPEN or not self._may_answer
-            if undecided and high - low > most and self._may_run(index):
-                widest, most = index, high - low
+            widths[index] = high - low
+        undecided = self._undecided(reference, standings)
         turn: tuple[int, ...] = ()
-        if widest is not None:
-            turn = self._pair(reference, widest)
+        if undecided:
+            turn = self._pair(reference, max(undecided, key=widths.__getitem__))
         return self._look(reference, standings, turn)
 
     def _scales(self, alive: Sequence[int]) -> Look:
@@ -306,7 +321,6 @@ class Race:
         reference, standings = by_size[0], {}
         limit = math.log(self.question.efficiency)
         standings[reference] = Standing(ABOVE, 0.0, 0.0, 0.0)
-        undecided = None
         for index in by_size[1:]:
             shift = math.log(self.candidates[index].size / self.candidates[reference].size)
             standing = self._standing(index, reference, len(self._sizes) - 1, shift)
@@ -317,11 +331,10 @@ class Race:
             elif high < limit:
                 state = BELOW
             standings[index] = replace(standing, state=state)
-            if undecided is None and (state == OPEN or not self._may_answer):
-                undecided = index
+        undecided = self._undecided(reference, standings)
         turn: tuple[int, ...] = ()
-        if undecided is not None:
-            turn = self._pair(reference, undecided)
+        if undecided:
+            turn = self._pair(reference, undecided[0])
         else:
             turn = self._between(standings)
         return self._look(reference, standings, turn)
