@@ -38,7 +38,7 @@ SELECTIONS = re.compile(
 
 # Words of torchrun, nccl-tests and training scripts, and what to write here; {} is the value.
 _GPUS = "write gpus=0,1: one rank runs on each GPU that is named"
-_HOSTS = "write nodes=a,b engine=ssh: the hosts find each other"
+_HOSTS = "write engine=ssh nodes=HOST1,HOST2: no other address is needed"
 _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size", "-g"), _GPUS),
@@ -123,7 +123,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
         if equals and first != value:
             if name in (GPUS.option, NODES.option):  # a comma joins the members of a set
                 first, value = first.replace(",", "+"), value.replace(",", "+")
-            raise Refused(f"{name} is given twice; a sweep over both is {name}={first},{value}")
+            raise Refused(f"{name} is given twice; for both write -m {name}={first},{value}")
         if argument.startswith("-"):
             if not equals and number + 1 < len(overrides):
                 value = overrides[number + 1]
@@ -179,9 +179,9 @@ def normalise(overrides: Sequence[str]) -> list[str]:
             raise Refused(f"{text!r}: {_of_a_bare_word(text)}")
         if HYDRAS_OWN.match(text):
             raise Refused(
-                f"{text}: Ringside runs sweeps itself, so Hydra's own options have no effect; on a "
-                "cluster use engine=slurm (engine.submit=true submits the whole command) or "
-                "engine=ssh"
+                f"{text}: Ringside runs sweeps itself and takes no options of Hydra; leave it out. "
+                "On a cluster write engine=slurm (engine.submit=true engine.partition=NAME submits "
+                "the command) or engine=ssh"
             )
         if "${" in text:
             raise Refused(
@@ -198,7 +198,9 @@ def normalise(overrides: Sequence[str]) -> list[str]:
         if key == "++experiment":
             raise Refused(f"{text}: write {text[1:]}")
         if key in GROUPS and text.startswith(f"{key}=["):
-            raise Refused(f"{text}: expected one choice, or with -m several without brackets")
+            raise Refused(
+                f"{text}: expected one choice; for several, add -m and leave out the brackets"
+            )
         # Quotes where Hydra would misread a value.
         selection = SELECTIONS.fullmatch(text)
         path = PATHS.fullmatch(text)

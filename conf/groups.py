@@ -178,12 +178,12 @@ class GroupChoice:
             for name in choices("strategy"):
                 if choice("strategy", name).rules.get("graph", False):
                     able.append(name)
-            needs = f"strategy={self.name} needs the host in each step, and a CUDA graph"
-            return f"{needs} runs without it (strategies that work: {', '.join(able)})"
+            needs = f"a CUDA graph cannot hold the CPU's work in a step of strategy={self.name}"
+            return f"{needs} (it can of {', '.join(able)})"
         for name, limits in self.accepts.items():
             if options.get(name) in limits.get("not_in_graph", ()):
                 changing = f"strategy.{name}={options[name]}"
-                return f"{changing} does not do the same in each step, and a CUDA graph does"
+                return f"steps of {changing} differ, and a CUDA graph repeats one"
         return ""
 
     def declared(self) -> dict[str, Any]:
@@ -446,7 +446,7 @@ def options(group: str, typed: Any) -> dict[str, Any]:
     for conflict in chosen.rules.get("conflicts", ()):
         if _are_so(typed, conflict):
             first, *rest = (f"{group}.{name}={value}" for name, value in conflict.items())
-            raise Refused(f"{first}: not possible with {', '.join(rest)}")
+            raise Refused(f"{first}: works only without {', '.join(rest)}; leave one out")
     for name, least in checked.items():
         largest = name.replace("min_", "max_", 1)
         bounds = (least, checked.get(largest))

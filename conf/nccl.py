@@ -179,8 +179,8 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
         if any(part.startswith(f"{name}:") for part in parts):
             hint = f"give {name} another one"
         raise Refused(
-            f"nccl.algo={algo}: leaves {name} without an algorithm, and DDP needs all-gather and "
-            f"broadcast to start; {hint} or keep Ring in the list"
+            f"nccl.algo={algo}: has no algorithm for {name}; DDP needs all-gather and broadcast to "
+            f"start; {hint}, or name Ring too"
         )
 
 
@@ -363,11 +363,11 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
         typed, name = f"nccl.other.{key}={value}", _variable_of(str(key))
         if in_table(name):
             raise Refused(
-                f"{typed}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}"
+                f"{typed}: {name} has an option of its own; write nccl.{_field_of(name)}={value}"
             )
         effect = forbidden(name)
         if effect:
-            raise Refused(f"{typed}: {name} {effect}, so it cannot be set here")
+            raise Refused(f"{typed}: Ringside does not set {name}: it {effect}")
         if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
             raise Refused(
                 f"{typed}: expected names of NCCL's variables; they begin with "
@@ -376,8 +376,8 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
         near = _near(name, 0.85)
         if name not in OTHERS and near:
             raise Refused(
-                f"{typed}: NCCL up to 2.30 has no such variable{near}. If a later one "
-                "has it, set it in the environment of launch.py: ranks inherit it"
+                f"{typed}: NCCL up to 2.30 has no such variable{near}. For a newer NCCL, "
+                "set it in the environment of launch.py: ranks inherit it"
             )
         if name in variables:
             raise Refused(f"{typed}: given twice; expected one value for {name}")
@@ -430,7 +430,7 @@ def unknown_setting(key: str, value: str) -> str:
         return f"{typed}: {setting_of_variable(name, value)}"
     effect = forbidden(name)
     if effect and not _near(f"NCCL_{_field_of(name).upper()}", 0.85):
-        return f"{typed}: {name} {effect}, so it cannot be set here"
+        return f"{typed}: Ringside does not set NCCL_{name.removeprefix('NCCL_')}: it {effect}"
     sentence = unknown_option("nccl", key, value, [*FIELDS])
     return f"{sentence} (for another variable of NCCL: nccl.other.NCCL_NAME={value})"
 

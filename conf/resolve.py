@@ -25,7 +25,7 @@ from conf.cell import (
 )
 from conf.groups import SERVER_NODES
 from conf.options import Refused, accepted, check_fields, check_names, to_text
-from conf.schema import Config, Data, Model, OptimizerOptions, Sizes
+from conf.schema import PRECISIONS, UNGRAPHED, Config, Data, Model, OptimizerOptions, Sizes
 from conf.subsets import is_name
 from conf.targets import sha256_of_foreign_code, source_file
 
@@ -99,7 +99,9 @@ def resolve(
     options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
     connections = config.cuda_device_max_connections
     if connections is not None and device == "cpu":
-        raise Refused(f"{CONNECTIONS}={connections}: needs a GPU; CPU workers take null")
+        raise Refused(
+            f"{CONNECTIONS}={connections}: works on GPUs only; leave it out on CPU workers"
+        )
     labels = _typed_options(benchmark, config.benchmark, options)
     if connections is not None:
         labels.append(f"{CONNECTIONS}={connections}")
@@ -145,8 +147,8 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
     options = groups.resolved("strategy", config.strategy, device, cell.world_size)
     if config.accumulate > 1 and "servers" in options:
         raise Refused(
-            f"accumulate={config.accumulate}: every gradient that strategy={strategy.name} pushes "
-            "is an update; expected a strategy without servers"
+            f"accumulate={config.accumulate}: the servers of strategy={strategy.name} apply every "
+            "gradient; expected accumulate=1 or a strategy without servers"
         )
     precision, optimize = _arithmetic(config, strategy, options, cell.benchmark["name"], device)
     on: tuple[str, ...] = ()
@@ -207,14 +209,12 @@ def _batch_sizes(
         )
     batch_size, rest = divmod(int(images), cell.world_size)
     if rest or not batch_size or batch_size % micro_steps:
-        where = f"gpus={','.join(map(str, cell.gpus))}"
-        if cell.hosts:
-            where += f" on {len(cell.hosts)} hosts"
+        factors = f"{cell.world_size} ranks"
         if micro_steps > 1:
-            where += f" × accumulate={micro_steps}"
+            factors += f" × accumulate={micro_steps}"
         raise Refused(
-            f"global_batch_size={images}: expected a multiple of the {cell.world_size} ranks of "
-            f"{where}"
+            f"global_batch_size={images}: expected a multiple of {cell.world_size * micro_steps} "
+            f"({factors})"
         )
     return batch_size, int(images)
 
@@ -249,12 +249,21 @@ def _arithmetic(
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "fp32"
     fields = {"precision": precision, "benchmark": benchmark, "optimize": optimize}
+    words = {"precision": PRECISIONS, "optimize": UNGRAPHED}
+    words["benchmark"] = tuple(groups.choices("benchmark"))
+    possible = {}
     for name, value in fields.items():
-        if value in strategy.accepts.get(name, {}).get("refused", ()):
-            raise Refused(f"{name}={value}: not possible with strategy={strategy.name}")
+        refused = strategy.accepts.get(name, {}).get("refused", ())
+        possible[name] = ", ".join(word for word in words[name] if word not in refused)
+        if value in refused:
+            raise Refused(
+                f"{name}={value}: with strategy={strategy.name} expected {possible[name]}"
+            )
     for name, limits in strategy.accepts.items():
         if device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
-            raise Refused(f"strategy.{name}={options[name]}: works on GPUs only")
+            raise Refused(
+                f"strategy.{name}={options[name]}: works on GPUs only, not on CPU workers"
+            )
     if optimize == "auto":
         optimize = "eager"
     reason = ""
@@ -267,7 +276,7 @@ def _arithmetic(
     else:
         reason = strategy.why_no_graph(options)
     if reason:
-        raise Refused(f"optimize={optimize}: {reason}; possible here: eager, compile and max")
+        raise Refused(f"optimize={optimize}: {reason}; expected {possible['optimize']}")
     return precision, optimize
 
 
@@ -391,8 +400,8 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
             value = getattr(model, name)
             if value != getattr(Model, name):
                 raise Refused(
-                    f"model.{name}={value}: works only with model.inputs={IMAGES}; what your "
-                    "own model takes goes into model.options"
+                    f"model.{name}={value}: works only with model.inputs={IMAGES}; give your "
+                    f"own model its arguments as model.options.{name}={value}"
                 )
         return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
     if image_size == "auto":
@@ -487,8 +496,8 @@ def server_gpus(
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
         raise Refused(
-            f"strategy.max_staleness={bound}: expected at least {workers - 1}: between two "
-            "pushes of a worker, each of the others may push once"
+            f"strategy.max_staleness={bound}: expected at least {workers - 1}: each of the other "
+            "workers may push before one pushes again"
         )
     typed = strategy.get("server_gpus")
     if typed is None or device != "cuda":
@@ -510,10 +519,10 @@ def server_gpus(
         are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
-        which = "one" if servers == 1 else f"{servers} (joined by +)"
+        which = "one GPU" if servers == 1 else f"{servers} GPUs joined by +"
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: expected auto, or {which} of the GPUs "
-            f"{', '.join(map(str, ids))} (strategy.servers={servers})"
+            f"strategy.server_gpus={'+'.join(named)}: with strategy.servers={servers} expected "
+            f"auto, or {which}, of {', '.join(map(str, ids))}"
         )
     return tuple(map(int, named))
 

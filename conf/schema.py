@@ -20,6 +20,7 @@ from conf.options import option
 from conf.question import QUESTIONS, RATES
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
+UNGRAPHED = ("auto", "eager", "compile", "max")
 
 
 @dataclass
@@ -269,13 +270,13 @@ class Config:
     validity: ValidityLimits = field(default_factory=ValidityLimits)
 
     nodes: list[str] = option(
-        [], "an ordered set of hosts, or a word that names several; empty: this machine"
+        [], "one set of hosts, a,b; several sets: a+b,a+c; or a word above; empty: this machine"
     )
     hosts: str | None = option(
         None, "a file of hosts, one a line, as MXNet's -H; null: those that nodes= names"
     )
     gpus: list[str] = option(
-        ["all"], "an ordered subset, as gpus=0,3, on every host of nodes=; or a word for several"
+        ["all"], "one subset, 0,3, the same on every host; several: 0+1,0+3; or a word above"
     )
     topology: str | None = option(
         None, "a file with the machine's topology; null: read it from the driver"
@@ -295,8 +296,8 @@ class Config:
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
         "auto",
-        "images or samples per rank and step (weak scaling); per micro-step where accumulate is "
-        "set",
+        "images or samples per rank and step (weak scaling), or per micro-step with accumulate; "
+        "auto: that of the model",
         least=1,
         most=1 << 20,
         auto=True,
@@ -321,22 +322,26 @@ class Config:
         "auto", "pixels per side of an image", least=8, most=4096, auto=True, whole=True
     )
     precision: str = option(
-        "auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS
+        "auto",
+        "number format of the computation; bf16, fp16: autocast, weights stay fp32; bf16_weights: "
+        "weights too; auto: bf16 on a GPU, fp32 on a CPU",
+        words=PRECISIONS,
     )
     optimize: str = option(
         "auto",
-        "how steps are made fast; auto: eager; max: compiled, with our rewrites; graph: each step "
-        "is one replay of a CUDA graph; compile_graph, max_graph: of compiled code",
-        words=("auto", "eager", "compile", "max", "graph", "compile_graph", "max_graph"),
+        "how steps are made fast. compile: torch.compile; max: that, and Ringside's changes to "
+        "the model's code; graph: each step replays a CUDA graph; compile_graph, max_graph: both; "
+        "auto: eager",
+        words=(*UNGRAPHED, "graph", "compile_graph", "max_graph"),
     )
     channels_last: Any = option(
         "auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False")
     )
     cuda_device_max_connections: int | None = option(
         None,
-        "CUDA_DEVICE_MAX_CONNECTIONS: hardware queues for the streams of a process; streams that "
-        "share a queue wait for each other, which changes the time of steps that call NCCL; null: "
-        "the launcher's own value (unset: 8)",
+        "CUDA_DEVICE_MAX_CONNECTIONS, the number of hardware queues of a process. Streams that "
+        "share one wait for each other, which can change the time of a step; null: the value of "
+        "your environment (unset: 8)",
         least=1,
         most=MOST_CONNECTIONS,
     )
@@ -354,10 +359,13 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: forecast each run before it starts; to calibrate for that takes up to 1.5 s a run",
+        "auto: forecast the step time of each run before it starts; what this needs takes up to "
+        "1.5 s a run",
         words=("auto", "False"),
     )
-    waterfall: bool = option(False, "add the control runs that explain the efficiency of each run")
+    waterfall: bool = option(
+        False, "also run with one GPU and without exchange, which shows where the lost speed goes"
+    )
     report: Any = option(
         True,
         "write the study's report when the sweep ends; open: show it in a browser too; single, "
@@ -369,20 +377,20 @@ class Config:
     )
     full: bool = option(False, "CPU workers run the complete version of a named study")
     repeats: int = option(
-        1, "times to run the whole sweep; rounds are interleaved and shuffled", least=1, most=1000
+        1, "times to run the whole sweep; each round in a new order", least=1, most=1000
     )
     noise_pairs: Any = option(
         "auto",
-        "runs that are repeated, to estimate run-to-run variation; auto: one in four where there "
-        "are five or more",
+        "how many runs are repeated, to estimate run-to-run variation; auto: one in four if the "
+        "sweep has five or more",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
     ask: str | None = option(
         None,
-        "measure until a question is answered. fastest: which candidate has the highest rate? "
-        "differs: how does each differ from the first? scales: up to how many GPUs does the "
-        "efficiency stay above that of efficiency=…? gains: is one faster than the first by more "
-        "than margin=…?",
+        "measure until a question is answered. fastest: which configuration is fastest? differs: "
+        "by how much does each differ from the first? scales: up to how many GPUs is the "
+        "efficiency at least efficiency=…? gains: is one faster than the first by more than "
+        "margin=…?",
         words=QUESTIONS,
     )
     search: dict[str, Any] | None = option(
@@ -403,12 +411,13 @@ class Config:
     )
     wait: bool = option(
         True,
-        "wait at the end for runs that another launcher is measuring; false: exit with status 3",
+        "wait at the end for runs that another launch.py is measuring; false: exit with status 3",
     )
     rehearse: Any = option(
         False,
-        "try each run once, briefly, as if the machine had this many GPUs (true: as many as in "
-        "topology= or here), to see what would fail there; not with ask or predict",
+        "try each run once, briefly, as if the machine had this many GPUs, to see what would fail "
+        "on such a machine; true: as many as topology= has, else as this machine; not with ask or "
+        "predict",
         words=("True", "False"), least=1, most=64, whole=True,
     )  # fmt: skip
     dry_run: bool = option(False, "print the runs and the time they take, start nothing")

@@ -74,10 +74,10 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         if "" in [part.strip() for part in value.split(",")] and not {"'", '"'} & set(value):
-            return f"{error.override}: a value is missing next to a comma; write {key}=A,B"
+            return f"{error.override}: a value is missing next to a comma; write -m {key}=A,B"
         return (
-            f"{error.override}: not in Hydra's grammar; put a text with special characters in "
-            f"quotes, {key}=\"'…'\""
+            f"{error.override}: has a quote or bracket that is not closed, or a special character; "
+            f"put such a text in quotes: {key}=\"'…'\""
         )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")

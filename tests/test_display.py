@@ -249,9 +249,9 @@ def test_a_wide_interval_has_both_ends(low, high, text):
 def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():
     measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
     command = f"python launch.py -m {20 * 'gpus=all '}waterfall=true"
-    finding = ["The answer.", f"To see where the rate is lost: {command}"]
+    finding = ["The answer.", f"To see what costs speed: {command}"]
     lines = closing(measured, 60, finding)
-    assert lines[lines.index("To see where the rate is lost:") + 1] == f"  {command}"
+    assert lines[lines.index("To see what costs speed:") + 1] == f"  {command}"
     for doubt, status in (("suspect", 0), ("invalid", 1)):
         validity = Validity(doubt, {"noisy": "step time varies"})
         doubted = [dataclasses.replace(record, validity=validity) for record in measured]

@@ -183,7 +183,7 @@ ALL_GPUS = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
         (("c", "c"), "free", (0, 1)),  # a host without ranks
         (("a", "c"), "3+1", (3, 1)),
         (("c", "c", "c"), "free", "servers=3: expected at most 2, the GPUs of host c"),
-        (("c",), "2", "server_gpus=2: expected auto, or one of the GPUs 0, 1"),
+        (("c",), "2", "server_gpus=2: with strategy.servers=1 expected auto, or one GPU, of 0, 1"),
     ],
 )
 def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
@@ -201,7 +201,7 @@ def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
     cells = planned(f"{strong} nodes=a", f"{strong} nodes=a,b", fleet=four).cells
     sizes = [(c.cell.world_size, c.cell.batch_size, c.cell.global_batch_size) for c in cells]
     assert sizes == [(4, 64, 256), (8, 32, 256)]
-    says = "global_batch_size=6: expected a multiple of the 4 ranks of gpus=0,1 on 2 hosts"
+    says = r"global_batch_size=6: expected a multiple of 4 \(4 ranks\)"
     refuses(says, planned, "global_batch_size=6 nodes=a,b gpus=0,1")
 
 

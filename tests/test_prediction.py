@@ -473,7 +473,7 @@ def test_cpu_workers_are_not_called_gpus():
     calibration = invented(sizes=(2, 4), batches=(64, 128), workload=on_cpu)
     query = replace(ON_FOUR, workload=on_cpu, gpus=8)
     assert not any("GPU" in words for words in forecast(calibration, query).why)
-    with pytest.raises(ValueError, match=r"add a run with strategy=.+ one CPU work"):
+    with pytest.raises(ValueError, match=r"strategy=.+ add a run of it on one CPU work"):
         forecast(calibration, replace(query, options=(("name", "kvstore_device"),)))
 
 
@@ -635,7 +635,9 @@ def test_gpus_of_another_machine_of_the_study_are_not_there():
         fewer.append(replace(record, environment=record.environment | {"host": "other"}))
     study = Study.of([*here, *fewer])
     calibration = calibrate(study)
-    with pytest.raises(ValueError, match=r"forecasts are for .*, which has no GPU 2; .* 1$"):
+    with pytest.raises(
+        ValueError, match=r"forecasts are for the machine of .*, which has no GPU 2; .* 1$"
+    ):
         refuse_absent("2,3", read_subsets("2,3", None), study, calibration)
     refuse_absent("1,0", read_subsets("1,0", None), study, calibration)
 

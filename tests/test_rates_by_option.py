@@ -35,7 +35,7 @@ def batches(*sizes, gpus=(0,), **asked):
 def test_ways_of_making_steps_fast_by_batch_size():
     inception, resnet = section(Study.of(open_study(GRAPHS).records)).figures
     assert resnet.caption.startswith(
-        "Images per second by batch size, resnet50 on gpus 0. Hollow: suspect. Highest: "
+        "Images per second by batch size, resnet50 on gpus 0. Hollow markers: suspect runs. Highest: "
     )
     assert "eager 4,683 (batch 256); graph 4,782 (batch 256)" in resnet.caption
     assert len(resnet.data.rows) == len(inception.data.rows) == 20

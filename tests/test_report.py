@@ -226,7 +226,7 @@ CASES = {
     "one cell": ([ONE], "To measure scaling: python launch.py -m"),
     "no baseline": (
         [small(1, [0, 1], 100.0)],
-        "To measure the efficiency and see where the rate is lost: python launch.py -m",
+        "To measure the efficiency and see what costs speed: python launch.py -m",
     ),
     "only invalid": ([ONE | {"validity": INVALID}], "The only run gave no number that can be used"),
     "only failed": ([ONE | {"state": "failed", "metrics": {}}], "was to be trained with"),
@@ -338,7 +338,10 @@ HEADLINES = {
         "nccl_allreduce were trained on 2 GPUs",
     ),
     # Of single runs the first is the headline, whichever was faster this once.
-    "no verdict": ([small(1, PAIR, 200), *OTHERS], "train resnet50 with nccl_allreduce at 200"),
+    "no verdict": (
+        [small(1, PAIR, 200), *OTHERS],
+        "train resnet50 with strategy=nccl_allreduce at 200",
+    ),
     "a setting that gains": (
         [*repeated(PAIR, 200, 1), *repeated(PAIR, 220, 2, nccl=PIX)],
         "Fastest on 2 GPUs: P2P_LEVEL=PIX, 220",
@@ -353,7 +356,7 @@ HEADLINES = {
     ),
     "a faster one without repeats": (
         [*repeated(PAIR, 200, 1), *repeated(PAIR, 190, 2, nccl=PIX), ONCE],
-        "Fastest on 2 GPUs of those with enough repeats: nccl_allreduce, 200",
+        "Fastest on 2 GPUs (only configurations with enough repeats): nccl_allreduce, 200",
     ),
     # Another strategy that leaves NCCL alone does not stand for it.
     "a setting of another strategy": (
@@ -427,9 +430,9 @@ def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validit
 @pytest.mark.parametrize(
     ("repeats", "noise", "end"),
     [
-        (5, 0.0005, ". Largest confirmed cause of the loss: exposed communication, "),
+        (5, 0.0005, ". Largest confirmed cause: exposed communication, "),
         (3, 0.02, "; no cause is significant"),
-        (1, 0.0005, " × the rate of the slowest GPU alone without a strategy."),
+        (1, 0.0005, " × the rate of the slowest GPU alone with strategy=none."),
     ],
 )
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
@@ -439,7 +442,9 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats
     assert end in line
 
 
-LOSES = "its rate is 10.0 % (9.4 to 10.6) below that of strategy=none; in its own runs it adds "
+LOSES = (
+    "its rate is 10.0 % (9.4 to 10.6) below that of strategy=none; inside its own runs it takes "
+)
 
 
 @pytest.mark.parametrize(
@@ -472,8 +477,8 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start is not None:
-        cost = "0.673 ms (95 % interval from the scatter within runs: 0.600 to 0.700) to a step of 54.8 ms."
-        expected = f"Overhead of nccl_allreduce: {start or 'it adds '}{cost}"
+        cost = "0.673 ms (95 % interval inside these runs: 0.600 to 0.700) of each 54.8 ms step."
+        expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 
 
@@ -554,10 +559,8 @@ def test_a_cost_has_its_own_interval_and_none_is_said_of_a_suspect_cell_that_may
     opened = open_study(folder)
     findings = findings_of(opened)
     sentence = plain(loss(opened, findings, main_point(opened, findings)))
-    inside = shown.replace(" (", " ms (95 % interval from the scatter within runs: ")
-    assert sentence.startswith(f"Overhead of nccl_allreduce: it adds {inside} to a step") == bool(
-        shown
-    )
+    inside = shown.replace(" (", " ms (95 % interval inside these runs: ")
+    assert sentence.startswith(f"Overhead of nccl_allreduce: {inside} of each") == bool(shown)
     assert cell_numbers(opened.records[-1], {}).get("cost ms", "") == shown
     frame = open_notebook(folder).cells().set_index("gpus").loc["0,1"]
     columns = [f"strategy_cost_ms{end}" for end in ("", "_low", "_high")]

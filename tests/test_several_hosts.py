@@ -218,9 +218,9 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     assert len(content.finding) <= 5
     (said,) = (one for one in content.finding if "network" in one)
     assert said.startswith(
-        "2 hosts train 1.65 times as fast as the slowest of them alone: an exchange takes 30"
+        "2 hosts train 1.65 times as fast as the slowest one alone. An exchange takes 30"
     )
-    assert "a's eth0 ↔ b's eth1" in said and "the network limits it" in said
+    assert "a's eth0 ↔ b's eth1" in said and "which limits the exchange" in said
     assert "GPUs 0,1 of hosts a and b each" in content.finding[0]
     assert any("(a+b)" in line for line in content.finding)
     tables = {one.name: list(csv.DictReader(io.StringIO(one.to_csv()))) for one in content.tables}

@@ -208,15 +208,15 @@ def run(arguments: argparse.Namespace) -> int:
     predict = f"python -m analysis predict {shlex.quote(arguments.study)}"
     more = f"for more GPUs: {predict} --gpus 16,64 --per-node 8"
     if arguments.per_node is not None:
-        raise ValueError(f"--per-node: advise ranks GPUs of one machine; {more}")
+        raise ValueError(f"--per-node: advise compares GPUs of one machine; {more}")
     study = open_study(Path(arguments.study))
     calibration = calibrate(study)
     subsets = read_subsets(arguments.gpus, None)
     gpus = refuse_absent(arguments.gpus, subsets, study, calibration, f"; {more}")
     if len({subset.gpus for subset in subsets}) > 1:
         raise ValueError(
-            f"--gpus {arguments.gpus!r}: expected subsets of one size, so that their rates can "
-            "be compared"
+            f"--gpus {arguments.gpus!r}: expected subsets of equal size, such as 0+1,0+2, whose "
+            "rates can be compared"
         )
     choices: Sequence[Mapping[str, str]] = studied_settings(study)
     if arguments.nccl:

@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         limit = float(match[1]) / (100 if match[2] else 1)
     if not 0 <= limit < 1:
         raise ValueError(
-            f"--limit {arguments.limit}: expected a share from 0 to below 100 %, such as 2% or 0.02"
+            f"--limit {arguments.limit}: expected a percentage below 100% or a fraction below 1, "
+            "such as 2% or 0.02"
         )
     inputs = [StudyPath.of(text) for text in (arguments.a, arguments.b)]
     for study in inputs:

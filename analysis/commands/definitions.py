@@ -68,7 +68,7 @@ class Definition(NamedTuple):
         lines = [*textwrap.wrap(f"{self.name}{kind}: {self.meaning}", width)]
         unit = self.unit
         if unit == "%":
-            unit = "% (stored as a share of 1)"
+            unit = "% (stored as a fraction: 0.5 is 50 %)"
         for label, value in (("formula", self.formula), ("unit", unit), ("to do", self.remedy)):
             if value:
                 lines += textwrap.wrap(

@@ -314,7 +314,7 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     from analysis.trace.trace_summary import summarize
 
     if arguments.step is not None and arguments.svg is None:
-        raise ValueError("--step chooses the step to draw: give --svg too")
+        raise ValueError("--step chooses the step to draw; it works only with --svg FILE")
     trace = read_trace(arguments.trace)
     if arguments.within_steps:
         trace = within_steps(trace)

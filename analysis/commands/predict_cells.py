@@ -60,7 +60,7 @@ MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
 WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
 GPUS_FORM = (
-    "ids of this machine's GPUs, such as 0,1,2,3 (several subsets: 0+1,0+1+2+3); or how many GPUs, "
+    "ids of GPUs of the study's machine, such as 0,1 (several subsets: 0+1,0+2); or how many GPUs, "
     "with --per-node: --gpus 16,64,256 --per-node 8"
 )
 NUMBERS = "to ask for a number of GPUs, not for ids, add --per-node, as in --gpus 16 --per-node 8"
@@ -176,7 +176,7 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
             members = tuple(map(int, group))
             if len(set(members)) < len(members):
                 raise ValueError(
-                    f"--gpus {text!r}: a subset names a GPU twice; expected {GPUS_FORM}"
+                    f"--gpus {text!r}: a GPU is named twice; expected each once in a subset"
                 )
             subsets.append(Subset(len(members), members=members))
         return subsets
@@ -229,7 +229,7 @@ def refuse_absent(
     gpus = machine_gpus(study, machine)
     where = "the machine of the study"
     if len({cell.query.machine for cell in calibration.cells}) > 1:
-        where = f"forecasts are for {machine}, which"
+        where = f"forecasts are for the machine of the first study ({machine}), which"
     for subset in subsets:
         for gpu in subset.members:
             if gpu not in gpus:

@@ -54,11 +54,11 @@ LARGE = 128
 # {way of holding cells out: what it needs}
 HOLDOUTS = {
     CONDITION: "needs a valid training run of several GPUs",
-    SIZE: "needs training runs on two numbers of GPUs above one",
-    TRANSPORT: "needs training runs of several GPUs with two transports",
-    BATCH: "needs training runs of a model with two batch sizes",
-    MODEL: "needs training runs of several GPUs with two models",
-    SMALL: f"needs training runs of a model with batches below {LARGE} and with larger ones",
+    SIZE: "needs training runs on at least two numbers of GPUs above one",
+    TRANSPORT: "needs training runs on several GPUs over at least two transports",
+    BATCH: "needs training runs of one model with at least two batch sizes",
+    MODEL: "needs training runs on several GPUs of at least two models",
+    SMALL: f"needs training runs of one model with batches below {LARGE} and with {LARGE} or more",
 }
 
 

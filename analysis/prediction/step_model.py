@@ -392,8 +392,8 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
         where = f"{query.ranks} GPUs"
     raise ValueError(
         of_unit(
-            f"strategy {query.strategy}: its overhead was not measured; add a run with "
-            f"strategy={query.strategy} on {where}",
+            f"the overhead of strategy={query.strategy} was not measured; "
+            f"add a run of it on {where}",
             query.unit,
         )
     )

@@ -160,7 +160,7 @@ def refuse_unknown_names(names: Iterable[str], study: Sequence[CellQuery]) -> No
             refuse_unknown(of_study[name])
         elif name not in accepted:
             raise ValueError(
-                f"--strategy {name!r}: cannot be forecast; expected {', '.join(accepted)}"
+                f"--strategy {name!r}: unknown strategy; expected one of: {', '.join(accepted)}"
             )
 
 

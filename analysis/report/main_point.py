@@ -240,7 +240,7 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
     title = entry.title[:1].upper() + entry.title[1:]
     notes = about_intervals(study, "Error bars:")
     if any(row.is_doubtful for row in rows):
-        notes += " Hollow: suspect."
+        notes += " Hollow markers: suspect runs."
     notes += truncation_note(shown, MOST_ROWS, "more configuration", "points.csv")
     axis = Axis(words_of(study)(entry.unit or title), "value", of_metric(rate.metric))
     return rows_figure("rates", f"{title}.{notes}", rows, axis)

@@ -143,7 +143,7 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
     subject = f"None of {len(study.records):,} runs gave a number"
     if len(study.records) == 1:
         subject = "The only run gave no number"
-    return [f"{subject} that can be used; “Validity, and what was left out” has the reasons."]
+    return [f"{subject} that can be used; the report says why (“Validity, and what was left out”)."]
 
 
 def measured(study: Study) -> str:
@@ -233,7 +233,7 @@ def answer(study: Study, main: CurvePoint) -> str:
     trained = [record for record in study.usable if record.cell.trains]
     subject = point.key["model.name"]
     if len({*_names(trained, "strategy")} - {WITHOUT}) > 1:
-        subject += f" with {point.key['strategy.name']}"
+        subject += f" with strategy={point.key['strategy.name']}"
     if curve.details:
         subject += f" ({', '.join(curve.details)})"
     devices = count(point.world_size, "GPU")
@@ -262,12 +262,12 @@ def answer(study: Study, main: CurvePoint) -> str:
 
 def definition(point: Point) -> str:
     """Return what the efficiency of a point is: `95.0 % = 190 ÷ (2 × 100), …`; else empty."""
-    if point.efficiency is None or point.baseline is None or point.suspect:
+    if point.efficiency is None or point.baseline is None or point.slowest is None or point.suspect:
         return ""
     alone = central(point.baseline, "rate")
     line = f"Efficiency {number(float(point.efficiency.value), 'share')} = "
     line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
-    line += f"with {alone} images/s on GPU {point.slowest} alone"
+    line += f"with {alone} images/s on GPU {gpu_ids([point.slowest])} alone"
     if point.baseline_doubts:
         line += f" (suspect: {', '.join(point.baseline_doubts)})"
     if point.key.get("global_batch_size"):
@@ -321,7 +321,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
             f"{ranking.rate.name}, then {words[second.runs]}, {central(second.rate, 'rate')}; "
             "too few repeats to test the difference."
         ]
-    among = "" if ranking.fastest_leads else " of those with enough repeats"
+    among = "" if ranking.fastest_leads else " (only configurations with enough repeats)"
     line = f"Fastest on {devices}{among}: {words[first.runs]}, {estimate(first.rate, 'rate')}"
     line += f" {ranking.rate.name}"
     if first.runs.doubts:
@@ -422,11 +422,11 @@ def between_hosts(study: Study, point: Point) -> str:
     if wires.share is not None and wires.share <= WIRE_MEASURED:
         verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
         share = number(min(1.0, wires.share), "share")
-        text += f"; the network {verb} it ({share} of its bandwidth is used)"
+        text += f": {share} of the network's bandwidth, which {verb} the exchange"
     start = "A"
     if point.node_efficiency is not None:
         ratio = number(point.node_efficiency.value * hosts, "ratio")
-        start = f"{hosts} hosts train {ratio} times as fast as the slowest of them alone: a"
+        start = f"{hosts} hosts train {ratio} times as fast as the slowest one alone. A"
     return single_line(f"{start}{text}.", 400)
 
 
@@ -479,12 +479,12 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if (fall.gpus, fall.key) != (point.gpus, point.key):
             continue
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
-        line = f"Scaling loss: {gap} of {number(fall.ideal.value, 'rate')} images/s, which is "
-        line += f"{point.world_size} × the rate of the slowest GPU alone without a strategy"
+        line = f"Scaling loss: {gap} of {number(fall.ideal.value, 'rate')} images/s, "
+        line += f"{point.world_size} × the rate of the slowest GPU alone with strategy=none"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
-            line += f". Largest confirmed cause of the loss: {part.name}, {size} images/s"
+            line += f". Largest confirmed cause: {part.name}, {size} of these images/s"
         elif has_intervals:
             line += "; no cause is significant"
         return f"{line}."
@@ -502,10 +502,10 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
         if not is_of_next_run:
-            of_runs = f"95 % interval from the scatter within runs: {interval(cost_ms)}"
+            of_runs = f"95 % interval inside these runs: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        adds = "in its own runs it adds" if parts else "it adds"
-        parts.append(f"{adds} {size} to a step of {number(step_ms)} ms")
+        takes = "inside its own runs it takes " if parts else ""
+        parts.append(f"{takes}{size} of each {number(step_ms)} ms step")
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."
@@ -520,9 +520,9 @@ def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
         if any(len(gpus_of(record.environment)) != 1 for record in records):
             offers.append(("measure scaling", "gpus=scale"))
     elif main is not None and study.trains and not findings.waterfalls:
-        aim = "see where the rate is lost"
+        aim = "see what costs speed"
         if main.point.efficiency is None:
-            aim = "measure the efficiency and see where the rate is lost"
+            aim = "measure the efficiency and see what costs speed"
         offers.append((aim, "waterfall=true"))
     if findings.comparisons and not any(each.verdict for each in findings.comparisons):
         offers.append(("test which differences are significant", "repeats=5"))

@@ -331,8 +331,8 @@ def _effort(asked: Asked, state: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
     if is_answered(state):
         grid = 5 * len(asked.names)
-        text += f"; a grid with five repeats of each candidate would be {grid} runs"
-        return f"{text}. At most {percent(ERROR)} of answers found this way are wrong."
+        text += f"; five runs of each would be {grid}"
+        return f"{text}. Stopping early gives a wrong answer in at most {percent(ERROR)} of cases."
     more = _runs_to_decide(asked, state.race, state.records)
     if more is None:
         text += f"; {MOST_RUNS} runs of each would not answer it"
@@ -397,7 +397,7 @@ def _fastest(asked: Asked, look: Look) -> Iterator[str]:
     elif tied:
         yield (
             f"Fastest: {name}, tied with {join_words(parts, MOST_NAMED)}. No other is more than "
-            f"{margin} faster."
+            f"{margin} faster than it."
         )
     else:
         yield f"Fastest: {name}."

@@ -344,7 +344,7 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         )
     if not 1 <= count <= len(ids):
         raise ValueError(
-            f"--gpus {count}: this machine has {len(ids)} GPUs; expected a number from 1 to "
+            f"--gpus {count}: the machine has {len(ids)} GPUs; expected how many of them, 1 to "
             f"{len(ids)}"
         )
     if len(ids) > MOST_GPUS:

@@ -106,8 +106,8 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
     words = [links[frozenset(pair)] for pair in combinations(ids, 2)]
     if words and P2P_STATUS.issuperset(words):
         raise UnreadableInput(
-            f"line {table.header}: a table of peer access (`nvidia-smi topo -p2p`); "
-            "expected link classes (`topo -m`)"
+            f"line {table.header}: a table of peer access, from `nvidia-smi topo -p2p`; "
+            "expected the output of `nvidia-smi topo -m`"
         )
     nvswitch = infer_nvswitch(ids, links)
     return Topology(tuple(gpus), tuple(nics), links, nvswitch, "nvidia-smi topo -m")

@@ -53,7 +53,7 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     gpus = len(topology.gpus)
     if size is not None and not 1 <= size <= gpus:
         raise ValueError(
-            f"--size {size}: this machine has {gpus} GPUs; expected a number from 1 to {gpus}"
+            f"--size {size}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
         )
     sizes = [*range(2, gpus + 1)]
     if size is not None:

@@ -80,7 +80,10 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
         if len(steps):
             steps_of.append((rank, steps))
     if not steps_of:
-        raise ValueError("the trace has no range named step: there is no step to draw")
+        raise ValueError(
+            "the trace has no NVTX range named step, so no step can be drawn; runs with "
+            "profiler=auto have one"
+        )
     count = min(len(steps) for _, steps in steps_of)
     how = ""
     if step is None:

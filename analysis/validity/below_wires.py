@@ -24,10 +24,10 @@ LEAST_OF_NVLINKS = 0.4
 
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL used a slower path than the wires allow, and no setting asked for it. One of these is
-    enough: SHM or NET between GPUs that NVLink, PIX or PXB joins (a finding if NCCL's log says that
-    peer access is missing); half of NCCL's usual number of channels, or fewer, over NV18; a
-    reference below 40 % of the bandwidth of its NVLinks
+    """NCCL used a slower path than the links allow, and no setting asked for it. One of these is
+    enough: (1) SHM or NET between GPUs joined by NVLink, PIX or PXB (only a finding if NCCL's log
+    says that peer access is missing); (2) at most half of NCCL's usual channels over NV18; (3) one
+    large all-reduce below 40 % of the NVLink bandwidth
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """

@@ -12,8 +12,8 @@ from conf import groups
 from conf.schema import ValidityLimits
 
 REMEDIES = {
-    "invalid": "Do not use the numbers. Run again. If it happens again, check the rank that is "
-    "named, and your own code.",
+    "invalid": "Do not use the numbers. Run again. If it happens again, read the log of the rank "
+    "that the check names, then look at your own code.",
     "suspect": "Run again on an idle machine with resume=false; repeats=3 shows whether it happens "
     "each time.",
     "finding": "Nothing to do.",

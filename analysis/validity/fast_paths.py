@@ -276,9 +276,9 @@ def answers_to(
 
 @check("suspect", "asked for, did not engage: {}")
 def path_not_engaged(record: Record, _: ValidityLimits) -> Judgement:
-    """a fast path that was asked for did not engage
+    """a faster path of NCCL that was asked for, such as NVLS or registered buffers, was not used
 
-    See the line of the log that shows it, in the report's table of fast paths.
+    The report's table of fast paths has the line of the log that shows it.
     """
     missing = []
     for row in answers(record):

@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: every timed window was measured too short. The time stamps that the rank wrote
-    before and after it are further apart, by over 1.5 %, than the GPU's and the host's clock say
+    """on GPUs: every timed window lasted over 1.5 % longer than the GPU's and the host's clock
+    measured, by the times at which the rank wrote down its beginning and its end
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -91,14 +91,14 @@ def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
     needs="unaccounted_share",
 )
 def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
-    """the step times of a window do not add up to its length: they differ by more than 0.1 %"""
+    """the sum of a window's step times differs from the window's length by more than 0.1 %"""
     return beyond(record.checks["unaccounted_share"], MOST_UNACCOUNTED, "% of it differs")
 
 
 @check("suspect", "the exchange cannot have been complete: {}")
 def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange was more than 1.2 times as fast as its reference: probably it was not
-    complete when its time was taken
+    """the exchange was more than 1.2 times as fast as its reference, the same bytes by plain
+    collectives or copies: probably it was not complete when its time was taken
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     if ratio is not None:
@@ -117,8 +117,8 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
     "the exchange was faster than its reference: {} (the reference is simpler code and no limit)",
 )
 def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange was more than 1.05 times as fast as its reference: the reference is simpler
-    code, and that is not always faster
+    """the exchange was more than 1.05 times as fast as its reference, the same bytes by plain
+    collectives or copies. This can happen: plain code is not always faster
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     # above MOST_OF_REFERENCE it is faster_than_reference
@@ -169,8 +169,8 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
-    """pauses inside steps took more than {pause_limit} of the time. CPU workers are allowed 3 times
-    that, and 3 % where no pause took more than 15 ms
+    """unusually long steps cost more than {pause_limit} of the time. For CPU workers the limit is
+    3 times that, or 3 % if no step was more than 15 ms longer
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit
@@ -189,8 +189,9 @@ def pauses(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "timed steps were longer than those before them: {}", since=7)
 def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
-    """on GPUs: the median timed step is longer than that of the last warm-up window by more than
-    3 % and by more than twice the noise of the run: something began with the timed windows
+    """on GPUs: the median timed step is longer than that of the last warm-up window, by more than
+    3 % and by more than twice the variation of the run's steps: something slowed the GPUs when
+    timing began
     """
     if record.cell.device != "cuda":
         return not_applicable("steps of CPU workers vary")
@@ -203,8 +204,9 @@ def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "the step time changed during the measurement: {}", needs="stationarity")
 def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed or drifted by more than {change_limit} and by more than noise explains;
-    on CPU workers: by more than {noise_limit} and by more than twice what noise explains
+    """during the run the step time changed or drifted by more than {change_limit}, and by more than
+    chance explains. On CPU workers: by more than {noise_limit}, and by more than twice what chance
+    explains
     """
     facts = record.checks["stationarity"]
     if not facts:
@@ -219,8 +221,9 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed in the same way in every timed window: the mean of their first steps,
-    of their second ones, and so on, changes or drifts beyond the limits of not_stationary
+    """the step time changed in the same way in every timed window. The first steps of all windows
+    are averaged, then the second ones, and so on: these means change beyond the limits of
+    not_stationary
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
@@ -256,9 +259,9 @@ def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "one rank is slower than the others: {}")
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
-    """one rank's own step is longer than the median of the others' by more than {slow_rank_limit}
-    and by more than twice its noise. With more CPU workers and servers than cores, the limit
-    is 30 %
+    """without waiting for others, one rank's step is longer than the median of the other ranks', by
+    more than {slow_rank_limit} and by more than twice its variation. The limit is 30 % if CPU
+    workers and parameter servers are more than the cores
 
     Look at that GPU: its clock, temperature and other programs on it.
     """
@@ -297,8 +300,8 @@ def _shares_cores(record: Record) -> bool:
 
 @check("suspect", "steps with the exchange were shorter than steps without it: {}", since=7)
 def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
-    """the strategy seems to make a step shorter: its cost is negative by more than 0.2 % of a step,
-    and by more than 1.5 times its ±
+    """steps with the exchange seem shorter than steps without it, by more than 0.2 % of a step and
+    by more than 1.5 times the ± of this difference
     """
     ends = interval(COST, record.within_run)
     if ends is None or COST not in record.metrics:
@@ -312,7 +315,8 @@ def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("finding", "the data loader limits the rate: {}")
 def input_bound(record: Record, _: ValidityLimits) -> Judgement:
-    """the data loader costs more than 2 % of a step, and the interval of this cost excludes 0
+    """the data loader makes a step more than 2 % longer, and the 95 % interval of this time does
+    not hold 0
 
     Use more workers in the loader, or keep the data in memory.
     """
@@ -351,7 +355,8 @@ def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the step lies outside the interval of its forecast: {}")
 def unexplained(record: Record, _: ValidityLimits) -> Judgement:
-    """the step and its 95 % interval lie outside the interval that was forecast before the run
+    """the measured step time, with its 95 % interval, lies outside the interval that was forecast
+    before the run
 
     Run again. If it happens again, the forecast leaves out a real effect: the report's table of
     forecasts shows how far it was off.
@@ -426,9 +431,8 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
-    """the efficiency is above 100 % by more than 0.5 % and by more than 3 standard deviations of
-    the ratio of both rates. Where the scatter of runs is unknown, the low end of its interval is
-    above 102 %
+    """the efficiency is more than 0.5 % above 100 %, and more than 3 of its standard deviations.
+    Where run-to-run variation is unknown: the low end of the efficiency's interval is above 102 %
 
     Measure the baseline again with repeats=3: it was slow, or clocks differed.
     """
@@ -453,11 +457,11 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("finding", "GPUs computed more slowly together than alone: {}", since=7)
 def slower_together(record: Record, _: ValidityLimits) -> Judgement:
-    """GPUs compute more slowly together than alone. At equal clocks and batch, their steps without
-    exchange were longer than whole steps of the baseline, by more than 1 % and by more than twice
-    the noise of the run
+    """GPUs compute more slowly together than alone. At equal clocks and batch, even their steps
+    without exchange were longer than steps of one GPU, by more than 1 % and by more than twice the
+    variation of the run's steps
 
-    Measure the baseline again with repeats=3: it was too fast, or GPUs slow one another down.
+    Measure one GPU again with repeats=3. If the gap stays, the GPUs slow one another down.
     """
     cell, step_ms, cost_ms = record.cell, record.metrics.get(STEP), record.metrics.get(COST)
     share = record.metrics.get(AT_EQUAL_CLOCKS, record.metrics.get(EFFICIENCY))

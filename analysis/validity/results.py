@@ -44,7 +44,7 @@ ERRORS = "relative error {value:.2g}, allowed {allowed:.2g}"
 
 @check("invalid", "rank {} wrote no complete samples")
 def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank wrote no complete samples"""
+    """a rank did not write all of its step times"""
     missing = set(range(record.cell.world_size))
     for rank in record.ranks:
         if rank.get("done"):
@@ -54,7 +54,7 @@ def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "ranks ran on other GPUs than requested: {}")
 def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank ran on another GPU than planned (by UUID), or its lines are in another rank's file"""
+    """a rank ran on another GPU than planned (by UUID), or its times are in another rank's file"""
     planned = record.environment.get("planned_uuids")
     if not planned:
         if record.cell.device == "cuda":
@@ -73,8 +73,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: a rank was connected to other ranks (by host, process or GPU UUID) than
-    planned, or than those that wrote the samples
+    """several hosts: a rank was connected to ranks (by host, process or GPU UUID) that were not
+    planned, or that are not those whose times were saved
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:
@@ -112,9 +112,9 @@ def _peer(facts: Sequence[object]) -> str:
 
 @check("suspect", "the ranks ran on different software: {}", since=7)
 def versions_differ(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank has another version of a library, or another number of threads, than rank 0
+    """a rank has another version of a library, or another number of CPU threads, than rank 0
 
-    Install the same software on every host.
+    Install the same software and set the same OMP_NUM_THREADS on every host.
     """
     if record.cell.world_size == 1:
         return not_applicable("there is only one rank")
@@ -126,7 +126,7 @@ def versions_differ(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks have different weights after synchronous steps")
 def replicas_differ(record: Record, _: ValidityLimits) -> Judgement:
-    """weights differ where the strategy makes them equal
+    """ranks hold different weights after an update that should make them equal
 
     Look at the strategy's code: after its update all ranks must hold the same weights.
     """
@@ -175,7 +175,7 @@ def _not_compared(record: Record) -> Judgement:
 
 @check("invalid", "synchronised weights are not the mean of the ranks' own: {}", since=8)
 def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
-    """after a synchronisation the weights are not the mean of the ranks' own
+    """after a synchronisation the weights are not the mean of what the ranks held before it
 
     Look at the strategy's code: it must average the weights of all ranks.
     """
@@ -193,9 +193,9 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
 def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange alone did not return the mean of known gradients. Allowed relative
-    error of the worst array: 10⁻⁴ in `benchmark=exchange`; in training as many units in the last
-    place as there are ranks, or the rounding of what is sent
+    """the exchange, tested alone with known gradients, did not return their mean. Allowed relative
+    error of any tensor: 10⁻⁴ in `benchmark=exchange`; in training one unit in the last place for
+    each rank, or the rounding error of the dtype sent, whichever is larger
     """
     error, tolerance = record.checks.get("exchange_error"), record.checks.get("exchange_tolerance")
     if error is not None and tolerance is not None:
@@ -250,7 +250,7 @@ def copy_wrong(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "a matrix has entries that are not positive numbers: {}")
 def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
-    """`benchmark=p2p`: an entry of a matrix is not a positive number"""
+    """`benchmark=p2p`: a rate or latency between two GPUs is not a positive number"""
     matrices = record.tables.get("p2p", {}).get("matrices")
     if not matrices:
         if record.cell.benchmark["name"] == "p2p":
@@ -268,7 +268,7 @@ def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
 def wrong_elements(record: Record, _: ValidityLimits) -> Judgement:
     """a collective returned wrong elements for known inputs
 
-    Try calls=torch and another NCCL version. If it happens again, report it to the NCCL developers.
+    Try benchmark.calls=torch and another NCCL. If it happens again, report it to NCCL's developers.
     """
     if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")
@@ -280,7 +280,7 @@ def wrong_elements(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the solution differs from that of one device: {}")
 def solution_differs(record: Record, _: ValidityLimits) -> Judgement:
-    """the solution on several GPUs is not that of one GPU"""
+    """`benchmark=jacobi`: several GPUs computed another result than one GPU"""
     difference = record.checks.get("solution_difference")
     allowed = record.checks.get("solution_tolerance")
     if difference is None or allowed is None or difference <= allowed:
@@ -325,8 +325,8 @@ def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     since=7,
 )
 def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the windows of a rank hold more or fewer iterations than its heartbeats counted: a window is
-    missing, cut or written twice
+    """the saved times of a rank are of more or fewer steps than it counted while it ran: some are
+    missing, cut off or saved twice
     """
     count = record.checks["iterations_missing"]
     if not count:
@@ -354,8 +354,8 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
 )
 def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
     """the run computed in another precision than asked. One of these is enough: autocast or TF32
-    was not as asked; more than 5 % of the layers (of a user's own model: half of them) returned
-    another dtype
+    was not as asked; more than 5 % of the layers returned another dtype (50 % in a model of your
+    own)
 
     Ask for the precision that the model uses, or change the model's dtypes.
     """
@@ -377,8 +377,8 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the longest steps of a window were cut: {}")
 def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
-    """the step times of a window look capped: at least three steps, and 5 % of all, have exactly
-    the longest time, and no two other steps have the same time
+    """the step times of a window look cut off at a highest value: three steps or more, and at least
+    5 % of all, have exactly the longest time, and no other time occurs twice
     """
     steps = record.checks.get("equal_longest")
     if not steps:
@@ -388,9 +388,9 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
 def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
-    """a step in the timed windows, or right after them, does not do the same as before. The check
-    compares passes through the model (images, layers), updates, collectives (bytes, order) and the
-    modules in training mode
+    """a step in the timed windows, or right after them, does other work than before timing began.
+    The check compares passes through the model (images, layers), updates, collectives (bytes,
+    order) and the modules in training mode
     """
     facts = record.checks
     if "counted" not in facts or "arithmetic" not in facts:
@@ -436,9 +436,9 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "gradients travelled before the last micro-step: {}", since=8)
 def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
-    """with accumulate above 1: ranks exchanged gradients before the last micro-step
+    """with accumulate above 1, ranks exchanged gradients before the last micro-step
 
-    Look at the strategy's code: in `accumulating()` gradients only add up.
+    Look at the strategy's code: `accumulating()` must add gradients up, and exchange nothing.
     """
     if record.cell.accumulate == 1:
         return not_applicable("a step has one micro-step")
@@ -452,7 +452,7 @@ def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "torch.compile was asked for and compiled nothing", needs="graphs", compiled=True)
 def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
-    """nothing that torch.compile made ran in the steps
+    """no code that torch.compile made ran in the steps
 
     Look for graph breaks in the rank's log (TORCH_LOGS=graph_breaks), or use optimize=eager.
     """
@@ -515,8 +515,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """counts of bytes contradict each other: of the gradient, of the exchange, and behind GB/s. Or
-    a rank sent another amount than the strategy declares (`sends` in its YAML)
+    """the bytes recorded for the gradient, for the exchange and for GB/s contradict each other, or
+    a rank sent another number of bytes than the strategy declares (`sends` in its YAML)
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

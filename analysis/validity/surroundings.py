@@ -42,10 +42,10 @@ Phases = Mapping[str, Mapping[str, Any]]
 
 @check("suspect", "NCCL used a setting that was not asked for: {}")
 def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL's log names a setting that neither you nor Ringside made; one that turns NVLink
-    multicast off does not count
+    """NCCL's log shows a setting that neither the command line nor Ringside made (except one that
+    turns NVLink multicast off)
 
-    Unset the variable, or remove it from nccl.conf.
+    Unset the environment variable, or remove it from nccl.conf.
     """
     announced = record.effective.get("nccl", {}).get("settings", {})
     if not announced:
@@ -79,9 +79,10 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """SM clocks differ. Suspect: two training GPUs differ by more than {clock_spread_limit} (twice
-    that at the power cap), or a GPU falls that far below its own highest clock and the driver gives
-    no reason. Only a finding: the baseline's clock differs by more than {clock_change_limit}
+    """SM clocks differ. Suspect: the clocks of two GPUs of the run differ by more than
+    {clock_spread_limit} (twice that at the power cap), or a GPU falls as far below its own highest
+    clock and the driver gives no reason. Only a finding: the clock differs by more than
+    {clock_change_limit} from that of the run of one GPU
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """
@@ -153,10 +154,10 @@ def _clock_differences(record: Record, phases: Phases, most: float) -> Iterator[
 
 @check("invalid", "a GPU lowered its clocks because of heat or a power brake: {}")
 def throttled(record: Record, _: ValidityLimits) -> Judgement:
-    """a GPU lowered its clocks for heat or a power brake in a measured phase; its own power
-    limit does not count and is only recorded
+    """a GPU lowered its clocks for heat or an external power brake while something was measured.
+    Its own power cap is recorded, and is no fault
 
-    Cool the GPU, or find what limits its power, then run again.
+    Improve the cooling or the power supply, then run again.
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(
@@ -183,9 +184,10 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program used these GPUs: {}")
 def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
-    """other programs used the GPUs. One of these is enough: another process at any time; before the
-    run, more than {foreign_memory_gib} of memory in use or a GPU busy for more than
-    {foreign_busy_percent} of the time; in a measured phase, memory that grew
+    """other programs used the GPUs. One of these is enough: another process was seen at any time;
+    before the run, more than {foreign_memory_gib} of memory was in use, or a GPU was busy for more
+    than {foreign_busy_percent} of the time; memory that is not the run's grew while something
+    was measured
 
     Ask for other GPUs, or wait until the programs that are named have ended.
     """
@@ -225,8 +227,8 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     """another program began while steps were timed. Invalid: the driver lists one more process, or
     memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
-    much, and the driver does not say whose it is; or every GPU was busy for longer than these steps
-    need, by more than {foreign_busy_share} of the time plus the error of the mean
+    much, but the driver does not say whose it is; or every GPU was busy for longer than these steps
+    explain, by more than {foreign_busy_share} and the measuring error
 
     Stop the other programs on these GPUs and run again.
     """
@@ -290,7 +292,8 @@ def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) 
 
 @check("suspect", "other programs used the CPU: {}")
 def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
-    """in a measured phase other programs used more than {foreign_cpu_limit} of the run's cores
+    """while something was measured, other programs used more than {foreign_cpu_limit} of the CPU
+    time of the run's cores
 
     Stop other programs on this machine and run again with resume=false.
     """

@@ -98,7 +98,7 @@ def size_bytes(field: str, value: Any) -> int:
             count = float(match[1]) * UNITS[(match[2] or "").upper()]
     fits = isinstance(count, int | float) and not isinstance(count, bool)
     if not fits or not 1 <= count <= MOST_BYTES or count != int(count):
-        accepted = "a whole number of bytes, 1 or more, such as 65536, 64K, 64KiB, 1M or 4G"
+        accepted = "a whole number of bytes, 1 or more, with K, M, G or none: 65536, 64K, 64KiB, 4G"
         raise Refused(f"{field}={value}: expected {accepted}")
     return int(count)
 
@@ -158,10 +158,10 @@ def sizes(cell: Cell) -> list[int]:
     least = size_bytes("benchmark.min_bytes", options["min_bytes"])
     field = f"benchmark.min_bytes={options['min_bytes']}"
     if least > most:
-        raise Refused(f"{field}: expected at most max_bytes, {most}; it is {least}")
+        raise Refused(f"{field}: is above benchmark.max_bytes={options['max_bytes']}")
     if least < unit:
         raise Refused(
-            f"{field}: {options['collective']} of {dtype} over {ranks} ranks moves multiples of "
+            f"{field}: {options['collective']} of {dtype} over {ranks} ranks needs multiples of "
             f"{unit} bytes; expected {unit} or more"
         )
     step = 0
@@ -173,8 +173,8 @@ def sizes(cell: Cell) -> list[int]:
             raise Refused(f"benchmark.{name}={options[name]}: expected {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
         raise Refused(
-            f"benchmark.step={options['step']}: gives {(most - least) // step + 1:,} sizes; "
-            f"expected at most {MOST_SIZES}"
+            f"benchmark.step={options['step']}: gives {(most - least) // step + 1:,} sizes, more "
+            f"than {MOST_SIZES}; expected at least {(most - least) // MOST_SIZES + 1} bytes"
         )
     ascending: dict[int, None] = {}
     size = least
@@ -216,14 +216,16 @@ def refuse(cell: Cell, room: Room) -> None:
         raise Refused(f"benchmark.root={root}: expected a rank, 0 to {cell.world_size - 1}")
     measured = placements(cell)
     if not measured:
-        why = "overwrites its input in torch.distributed"
+        possible, where = "in", "in place"
         if placement == "in":
-            why = "cannot run in place"
-        accepted = f"expected {'out' if placement == 'in' else 'in'} or both"
-        raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
+            possible, where = "out", "out of place"
+        raise Refused(
+            f"benchmark.placement={placement}: {name} with benchmark.calls={options['calls']} is "
+            f"measured {where} only; expected {possible}, or both (the same here)"
+        )
     calls, coalesced = options["calls"], options["coalesced"]
     if cell.device == "cpu":
-        where = "works on GPUs only"
+        where = "works on GPUs only; leave it out on CPU workers"
         if calls == "nccl":
             raise Refused(f"benchmark.calls=nccl: {where}")
         if options["cuda_graph"]:

@@ -39,7 +39,7 @@ def refuse(cell: Cell, room: Room) -> None:
     nx, ny, exchange = options["nx"], options["ny"], options["exchange"]
     ranks, device = cell.world_size, cell.device
     if ny - 2 < ranks:
-        hint = " (auto: as many as benchmark.nx)" if nx == ny else ""
+        hint = " (benchmark.ny=auto is benchmark.nx)" if nx == ny else ""
         raise Refused(
             f"benchmark.ny={ny}: too few rows for {ranks} ranks; "
             f"expected at least {ranks + 2}{hint}"
@@ -47,7 +47,7 @@ def refuse(cell: Cell, room: Room) -> None:
     if exchange not in EXCHANGES[device]:
         where = "CPU workers" if device == "cpu" else "GPUs"
         possible = " or ".join(EXCHANGES[device])
-        raise Refused(f"benchmark.exchange={exchange}: expected {possible} on {where}")
+        raise Refused(f"benchmark.exchange={exchange}: {where} take benchmark.exchange={possible}")
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // ranks) + 2)
     row_bytes = pitch(nx, device) * ELEMENT_BYTES

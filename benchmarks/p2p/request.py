@@ -30,7 +30,7 @@ def refuse(cell: Cell, room: Room) -> None:
             accepted = f"expected multiples of {GRAIN_BYTES}"
             raise Refused(f"benchmark.{name}={options[name]}: {accepted}")
     if cell.device == "cpu" and options["copy"] == "sm":
-        raise Refused("benchmark.copy=sm: needs a GPU; CPU workers take engine")
+        raise Refused("benchmark.copy=sm: needs a GPU; CPU workers take benchmark.copy=engine")
     limits = {}
     if cell.device == "cuda" and room.gpu_bytes is not None:
         limits["the smallest GPU's memory"] = (room.gpu_bytes - ROOM_BYTES) // BUFFERS

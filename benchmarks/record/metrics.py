@@ -102,7 +102,9 @@ _TABLE = (
         "images per second: high end of the 95 % interval for the next run",
         "images/s",
     ),
-    _plain("throughput/ci_runs", "repeated runs that this interval rests on", "runs"),
+    _plain(
+        "throughput/ci_runs", "repeated runs that the 95 % interval of the rate rests on", "runs"
+    ),
     _more(
         "throughput/images_per_second_per_gpu",
         "images per second per GPU",
@@ -110,7 +112,7 @@ _TABLE = (
         column="per GPU",
         formula="images per second ÷ GPUs",
     ),
-    _plain("throughput/images", "images of the timed steps", "images"),
+    _plain("throughput/images", "images of the timed steps", "images", formula="of all ranks"),
     _more(
         "throughput/tokens_per_second",
         "tokens per second",
@@ -118,9 +120,13 @@ _TABLE = (
         column="tokens/s",
         formula="tokens of all ranks ÷ time of the slowest rank",
     ),
-    _plain("throughput/tokens", "tokens of the timed steps", "tokens"),
+    _plain("throughput/tokens", "tokens of the timed steps", "tokens", formula="of all ranks"),
     _plain("throughput/seconds", "time that all timed steps took, on the slowest rank"),
-    _more("script/printed_per_second", "median of the rates that the script prints"),
+    _more(
+        "script/printed_per_second",
+        "median of the rates that the script prints",
+        formula="in what the script counts: images, samples or steps",
+    ),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
     # better.
     _plain("predicted/step_ms", "forecast step time", since=6),
@@ -141,8 +147,9 @@ _TABLE = (
     _plain("predicted/exposed_ms", "forecast of exposed communication", signed=True, since=6),
     _plain(
         "predicted/null_step_ms",
-        "step time if overhead and compute were as in the nearest run",
+        "step time as in the nearest run",
         since=6,
+        formula="the simplest forecast: as in the run with the nearest number of GPUs",
     ),
     _plain(
         "prediction/error",
@@ -160,14 +167,14 @@ _TABLE = (
     ),
     _more(
         "scaling/node_efficiency",
-        "efficiency against whole hosts",
+        "efficiency over hosts",
         formula="images per second ÷ (hosts × images per second of the slowest host alone)",
     ),
     _more(
         "scaling/efficiency_at_equal_clocks",
-        "efficiency if the SM clocks were equal",
+        "efficiency at equal SM clocks",
         "%",
-        formula="efficiency × SM clock of the slowest GPU alone ÷ SM clock of the run",
+        formula="efficiency × SM clock of the GPU with the lowest rate alone ÷ SM clock of the run",
     ),
     _less(
         "data/cost_share",
@@ -188,8 +195,8 @@ _TABLE = (
         "comm/ideal_ratio",
         "speed of the exchange as a share of its reference",
         column="of reference speed",
-        formula="time of the reference (plain collectives or copies of the same bytes) ÷ time of "
-        "the exchange alone, without compute",
+        formula="comm/ideal_ms ÷ comm/exchange_ms; the reference moves the same bytes by plain "
+        "collectives or copies",
     ),
     _more(
         "comm/algbw_gb_per_s",
@@ -214,7 +221,8 @@ _TABLE = (
         "exposed communication",
         column="exposed ms",
         signed=True,
-        formula="strategy/cost_ms − strategy/cost_ms on one GPU",
+        formula="communication that compute does not hide: strategy/cost_ms − strategy/cost_ms on "
+        "one GPU, where nothing is sent",
     ),
     _more(
         "comm/hidden_share",
@@ -224,13 +232,16 @@ _TABLE = (
         formula="1 − exposed communication ÷ exchange alone",
     ),
     _plain(
-        "comm/ideal_ms", "time of plain collectives or copies of the same bytes (the reference)"
+        "comm/ideal_ms",
+        "time of the reference",
+        formula="the same bytes by plain collectives or copies: the slowest of reference/<way>_ms",
     ),
     _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(
         "comm/pipelined_ratio",
         "speed of overlapping exchanges as a share of the reference",
         decimals=0,
+        formula="comm/ideal_ms ÷ comm/pipelined_ms",
     ),
     _plain("comm/bytes_moved", "bytes that each rank sends in an exchange", "bytes"),
     _less(
@@ -238,13 +249,17 @@ _TABLE = (
         "bytes that each rank sends per image",
         "bytes",
         since=8,
-        formula="bytes that each rank sends ÷ its images between two exchanges",
+        formula="bytes that a rank sends in an exchange ÷ its images for each exchange",
     ),
-    _less("comm/error", "relative error of the first exchange"),
+    _less(
+        "comm/error",
+        "relative error of the first exchange",
+        formula="Σ |returned − mean| ÷ Σ |mean| of known gradients",
+    ),
     _less("step/ms_median", "median step time", "ms"),
     _less("step/ms_p95", "95th percentile of step times", "ms"),
     _less("step/launch_ms", "host time to enqueue a step"),
-    _less("step/first_ms", "time of the first step"),
+    _less("step/first_ms", "time of the first step", formula="before the warm-up"),
     _plain("step/iterations", "timed iterations", "iterations"),
     _plain("warmup/iterations", "warm-up iterations", "iterations"),
     _less(
@@ -253,28 +268,41 @@ _TABLE = (
         "%",
         formula="time of the slowest rank ÷ time of the fastest − 1",
     ),
-    _less("gpu/busy_ms", "time per step in which the device is busy"),
+    _less(
+        "gpu/busy_ms",
+        "time per step in which the device is busy",
+        formula="time of a step whose work is all enqueued before it begins",
+    ),
     _less(
         "gpu/idle_share",
         "share of a step in which the GPU idles",
         formula="1 − gpu/busy_ms ÷ step time",
     ),
-    _plain("gpu/sm_mhz", "SM clock", "MHz"),
-    _plain("gpu/power_w", "power", "W"),
-    _plain("gpu/temperature_c", "temperature", "°C"),
-    _less("memory/peak_gib", "peak memory of any rank in the warm-up", "GiB", since=8),
+    _plain("gpu/sm_mhz", "SM clock", "MHz", formula="mean of the GPUs in the timed windows"),
+    _plain("gpu/power_w", "power", "W", formula="mean of one GPU in the timed windows"),
+    _plain(
+        "gpu/temperature_c", "temperature", "°C", formula="mean of the GPUs in the timed windows"
+    ),
     _less(
-        "memory/reserved_gib",
-        "peak memory that torch reserved for any rank in the warm-up",
+        "memory/peak_gib",
+        "peak memory in the warm-up",
         "GiB",
         since=8,
+        formula="of the rank that takes most",
+    ),
+    _less(
+        "memory/reserved_gib",
+        "peak memory that torch reserved in the warm-up",
+        "GiB",
+        since=8,
+        formula="of the rank that takes most",
     ),
     _more(
         "compute/tflops",
         "10¹² operations per second per GPU",
         "TFLOP/s",
         since=8,
-        formula="3 × operations of a forward pass (stated in the model's YAML) × images per "
+        formula="3 × operations of one image's forward pass (in the model's YAML) × images per "
         "second ÷ GPUs",
     ),
     _more(
@@ -288,27 +316,48 @@ _TABLE = (
         "images per joule of the GPUs",
         "images/J",
         since=8,
-        formula="images per second ÷ power of the GPUs, by their energy counters, in timed windows "
-        "of 3 s or more",
+        formula="images per second ÷ power by the GPUs' energy counters; needs 3 s of windows",
     ),
-    _plain("gpu/power_capped_share", "share of samples at which the power cap slowed the GPU"),
-    _plain("reference/<way>_ms", "time of one reference for the same bytes"),
-    _less("stage/<name>_ms", "one stage of the exchange, by itself"),
+    _plain(
+        "gpu/power_capped_share",
+        "share of the time in which the power cap slowed a GPU",
+        formula="mean of the GPUs in the timed windows",
+    ),
+    _plain("reference/<way>_ms", "time of one part of the reference, such as its copies"),
     _less(
-        "staleness/mean", "mean of the updates between a pull and its push", "updates", decimals=2
+        "stage/<name>_ms",
+        "time of one stage of the exchange",
+        formula="such as the copy to the host",
     ),
-    _less("staleness/max", "most updates between a pull and its push", "updates"),
+    _less(
+        "staleness/mean",
+        "mean number of updates between a pull and its push",
+        "updates",
+        decimals=2,
+        formula="by all workers, while one computes its gradient",
+    ),
+    _less("staleness/max", "highest number of updates between a pull and its push", "updates"),
     _plain("staleness/updates", "updates whose staleness was counted", "updates"),
-    _less("trace/comm_ms_per_step", "communication per step"),
+    _less("trace/comm_ms_per_step", "communication per step, hidden or not"),
     _less(
         "trace/exposed_ms_per_step",
         "exposed communication by the trace",
         column="exposed by trace",
         signed=True,
+        formula="communication during which no kernel computes",
     ),
-    _less("trace/exposed_in_gaps_ms_per_step", "exposed communication in gaps between kernels"),
+    _less(
+        "trace/exposed_in_gaps_ms_per_step",
+        "exposed communication in gaps between kernels",
+        formula="the part that lies in short pauses of compute",
+    ),
     _more("trace/overlapped_ms_per_step", "overlapped communication"),
-    _less("trace/wait_ms_per_step", "waiting for the last rank", signed=True),
+    _less(
+        "trace/wait_ms_per_step",
+        "waiting for the last rank",
+        signed=True,
+        formula="mean time per step that a rank waits in collectives until the last one joins",
+    ),
     _less("trace/{nccl|gloo}_avg_us", "mean time of a collective"),
     _less("trace/gpu_idle_share", "share of the traced time in which the GPU idles"),
     _less("trace/gap_us", "median pause between kernels"),
@@ -317,31 +366,45 @@ _TABLE = (
         "exposed communication: trace − measured",
         column="difference",
         signed=True,
-        formula="exposed communication by the trace − comm/exposed_ms",
+        formula="trace/exposed_ms_per_step − comm/exposed_ms",
     ),
     # What a cell costs says nothing of what it measured, and has no noise floor.
     _plain("cell/seconds", "wall time of the run", decimals=1),
-    _plain("cell/measuring_seconds", "time spent measuring", decimals=1),
+    _plain(
+        "cell/measuring_seconds",
+        "time spent measuring",
+        decimals=1,
+        formula="in all timed windows, also those of references",
+    ),
     _plain(
         "cell/overhead_ratio",
         "wall time per second of measurement",
         "",
         decimals=2,
-        formula="wall time of the run ÷ time spent measuring",
+        formula="cell/seconds ÷ cell/measuring_seconds",
     ),
     _more(
         "collectives/busbw_gb_per_s",
         "busbw",
-        formula="algbw × the factor that nccl-tests has for the collective",
+        formula="of the largest message: algbw × nccl-tests' factor for the collective",
     ),
-    _more("collectives/algbw_gb_per_s", "algbw", formula="bytes ÷ time of a call"),
+    _more(
+        "collectives/algbw_gb_per_s",
+        "algbw",
+        formula="of the largest message: bytes ÷ time of a call",
+    ),
     _more("collectives/avg_busbw_gb_per_s", "mean busbw of all sizes"),
     _more("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size"),
     _less("collectives/latency_us", "time of the smallest message"),
     _less("collectives/alpha_us", "α, the latency of the smallest messages"),
     _more("collectives/beta_gb_per_s", "β, the bandwidth of the largest messages"),
-    _less("collectives/fit_rms_error", "error of the α–β line", "%"),
-    _less("jacobi/seconds", "time of a solve"),
+    _less(
+        "collectives/fit_rms_error",
+        "error of the α–β line",
+        "%",
+        formula="RMS of the relative errors of all times on the line α + bytes ÷ β",
+    ),
+    _less("jacobi/seconds", "time of a solve", formula="median of the solves on all GPUs"),
     _more(
         "jacobi/efficiency",
         "efficiency",
@@ -353,49 +416,107 @@ _TABLE = (
         decimals=2,
         formula="time of a solve on one GPU ÷ time of a solve",
     ),
-    _less("jacobi/one_gpu_seconds", "time of a solve on one GPU"),
+    _less("jacobi/one_gpu_seconds", "time of a solve on one GPU", formula="median of the solves"),
     _less("jacobi/solve_seconds", "time of each solve"),
     _less("jacobi/one_gpu_solve_seconds", "time of each solve on one GPU"),
-    _plain("jacobi/iterations", "iterations", "iterations"),
-    _plain("jacobi/norm", "L2 norm of the last change"),
+    _plain("jacobi/iterations", "iterations", "iterations", formula="of one solve"),
+    _plain(
+        "jacobi/norm", "L2 norm of the last change", formula="of the grid, in the last iteration"
+    ),
     _more("jacobi/stencil_gb_per_s", "memory bandwidth of the stencil"),
     _more("jacobi/copy_gb_per_s", "memory bandwidth of a copy of the grid"),
     _more("jacobi/copy_share", "memory bandwidth of the stencil ÷ that of a copy"),
-    _more("p2p/unidirectional_enabled_gb_per_s", "one-way copy", first=True),
-    _more("p2p/unidirectional_disabled_gb_per_s", "one-way copy without peer access", first=True),
-    _more("p2p/bidirectional_enabled_gb_per_s", "copies both ways"),
-    _more("p2p/bidirectional_disabled_gb_per_s", "copies both ways without peer access"),
+    _more(
+        "p2p/unidirectional_enabled_gb_per_s",
+        "one-way copy",
+        formula="from one GPU to another, with peer access; median of the pairs",
+        first=True,
+    ),
+    _more(
+        "p2p/unidirectional_disabled_gb_per_s",
+        "one-way copy without peer access",
+        formula="from one GPU to another; median of the pairs",
+        first=True,
+    ),
+    _more(
+        "p2p/bidirectional_enabled_gb_per_s",
+        "copies both ways",
+        formula="both at once, with peer access: the sum; median of the pairs",
+    ),
+    _more(
+        "p2p/bidirectional_disabled_gb_per_s",
+        "copies both ways without peer access",
+        formula="both at once: the sum; median of the pairs",
+    ),
     _more(
         "p2p/{unidirectional|bidirectional}_enabled_reads_gb_per_s",
-        "copies both ways or one way, by reading",
+        "copies in which the target GPU reads",
+        formula="with peer access; one way, or both at once: the sum; median of the pairs",
     ),
     _more(
         "p2p/{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_least_gb_per_s",
         "slowest pair",
+        formula="peer access enabled, disabled, or enabled with the target GPU reading",
     ),
-    _less("p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency of a copy"),
-    _less("p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us", "slowest pair"),
+    _less(
+        "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
+        "latency of a copy",
+        formula="`latency_bytes` to another GPU, by the GPU's or CPU's clock; median of the pairs",
+    ),
+    _less(
+        "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us",
+        "slowest pair",
+        formula="latency of a copy",
+    ),
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
-        "copy within one GPU",
+        "copy inside one GPU",
+        formula="in the same test, GPU 0",
         first=True,
     ),
     _less(
-        "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency within one GPU"
+        "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
+        "latency inside one GPU",
+        formula="in the same test, GPU 0",
     ),
-    _less("p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share", "spread of the repeats"),
-    _more("p2p/{matching|one_to_all|all_to_one}_gb_per_s", "concurrent copies, in total"),
+    _less(
+        "p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share",
+        "spread of the repeats",
+        formula="(largest − smallest) ÷ median; the worst pair",
+    ),
     _more(
-        "p2p/{matching|one_to_all|all_to_one}_share",
-        "share of its solo rate that the slowest concurrent copy keeps",
+        "p2p/{matching|one_to_all|all_to_one}_gb_per_s",
+        "copies at the same time, in total",
+        formula="between separate pairs (matching), from one GPU to all, or from all to one",
     ),
-    _more("host_link/all_both_gb_per_s", "copies both ways, all GPUs at once", first=True),
-    _more("host_link/one_both_gb_per_s", "copies both ways, one GPU at a time", first=True),
-    _more("host_link/{one|all}_host_{copy|add}_gb_per_s", "copy or add in host memory", first=True),
-    _more("host_link/{one|all}_{to_device|to_host}_gb_per_s", "copies with pinned memory"),
+    _more("p2p/{matching|one_to_all|all_to_one}_share", "slowest of these copies ÷ its rate alone"),
+    _more(
+        "host_link/all_both_gb_per_s",
+        "copies both ways, all GPUs at once",
+        formula="between host and GPUs, pinned memory: both directions of all GPUs",
+        first=True,
+    ),
+    _more(
+        "host_link/one_both_gb_per_s",
+        "copies both ways, one GPU at a time",
+        formula="between host and GPU, pinned memory: both directions of the slowest GPU",
+        first=True,
+    ),
+    _more(
+        "host_link/{one|all}_host_{copy|add}_gb_per_s",
+        "copy or addition of arrays in host memory",
+        formula="the slowest rank alone (one), or all ranks at once, in total (all)",
+        first=True,
+    ),
+    _more(
+        "host_link/{one|all}_{to_device|to_host}_gb_per_s",
+        "copies with pinned memory",
+        formula="the slowest GPU alone (one), or all GPUs at once, in total (all)",
+    ),
     _more(
         "host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s",
         "copies with pageable memory",
+        formula="the slowest GPU alone (one), or all GPUs at once, in total (all)",
     ),
 )
 

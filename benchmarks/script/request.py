@@ -63,8 +63,8 @@ def _words(field: str, typed: Any) -> list[str]:
         hidden = argument_without_secrets(word)
         if hidden != word:
             raise Refused(
-                f"{field}: {hidden} looks like a secret, and arguments are recorded; expected it "
-                "in a variable of the environment"
+                f"{field}: {hidden} looks like a secret, and arguments are recorded; pass it in an "
+                "environment variable"
             )
     return words
 
@@ -80,7 +80,7 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
     if found is None:
         path = folder / program
         reason = "is not executable" if path.is_file() else "no such file or program"
-        raise Refused(f"benchmark.run={program}: {reason} in {folder}; {EXPECTED}")
+        raise Refused(f"benchmark.run={program}: {reason}{_in(folder)}; {EXPECTED}")
     if not Path(program).name.startswith("python"):
         return Path(found)
     for word in words[1:]:
@@ -91,11 +91,15 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
     return None
 
 
+def _in(folder: Path) -> str:
+    return "" if folder == Path() else f" in {folder}"
+
+
 def _readable(script: str, folder: Path) -> Path:
     path = folder / script
     if not path.is_file() or not os.access(path, os.R_OK):
         reason = "cannot be read" if path.is_file() else "no such file"
-        raise Refused(f"benchmark.run={script}: {reason} in {folder}; {EXPECTED}")
+        raise Refused(f"benchmark.run={script}: {reason}{_in(folder)}; {EXPECTED}")
     return path
 
 
@@ -117,6 +121,6 @@ def refuse(cell: Cell, room: Room) -> None:
         ) from None
     if groups != 1:
         raise Refused(
-            f"benchmark.rate={options['rate']}: has {groups} groups, (…); expected a regular "
-            "expression with one, around the number, such as 'images/sec: ([0-9.]+)'"
+            f"benchmark.rate={options['rate']}: has {groups} groups in parentheses; expected one, "
+            "around the number, such as 'images/sec: ([0-9.]+)'"
         )

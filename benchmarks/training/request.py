@@ -74,9 +74,9 @@ def refuse(cell: Cell, room: Room) -> None:
     most = int(cell.benchmark["max_iterations"])
     if cell.period * FEWEST_WINDOWS > most:
         raise Refused(
-            f"strategy.period={cell.period}: the {most} steps of benchmark.max_iterations hold "
-            f"fewer than {FEWEST_WINDOWS} periods; expected a period up to "
-            f"{most // FEWEST_WINDOWS}, or more iterations"
+            f"strategy.period={cell.period}: benchmark.max_iterations={most} must hold "
+            f"{FEWEST_WINDOWS} periods; expected a period of at most {most // FEWEST_WINDOWS}, or "
+            f"benchmark.max_iterations={cell.period * FEWEST_WINDOWS}"
         )
 
 

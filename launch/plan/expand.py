@@ -86,8 +86,8 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
     all_gpus = machine.all_gpus
     if size is not None and not 1 <= size <= len(all_gpus):
         raise Refused(
-            f"gpus={config.gpus[0]}: expected a size of 1 to {len(all_gpus)}, the "
-            f"{unit(machine.kind)}s of this machine"
+            f"gpus={config.gpus[0]}: this machine has {len(all_gpus)} {unit(machine.kind)}s; "
+            f"expected {word}:N with N from 1 to {len(all_gpus)}"
         )
     if machine.kind == "cpu":
         if size:
@@ -152,8 +152,8 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     if configs[0].engine.name == "slurm":  # a dry run, outside the job
         return tuple(f"host{index + 1}" for index in range(hosts_of_job(configs)))
     raise Refused(
-        f"nodes={','.join(configs[0].nodes)}: no host is known; name them, as in nodes=a,b, or a "
-        "file of them with hosts=FILE"
+        f"nodes={','.join(configs[0].nodes)}: the names of the hosts are missing; write nodes=a,b, "
+        "or add hosts=FILE, a file with a host a line"
     )
 
 

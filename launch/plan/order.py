@@ -137,8 +137,8 @@ def choose_replicates(
     if config.repeats > 1:
         if pairs not in ("auto", 0):
             raise Refused(
-                f"noise_pairs={pairs}: expected auto or 0 with repeats={config.repeats}, "
-                "which measures every configuration again"
+                f"noise_pairs={pairs}: repeats={config.repeats} already repeats every "
+                "configuration; expected auto or 0"
             )
         return []
     candidates = list(cells)

@@ -120,17 +120,17 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine",
         lambda config: not config.nodes and config.engine.name in REMOTE,
-        "needs nodes=, the hosts to run on: by name as nodes=a,b or by number as nodes=2",
+        "needs the hosts to run on: nodes=a,b by name, or nodes=2 for the first two",
     ),
     Refusal(
         "hosts",
         lambda config: config.hosts is not None and not config.nodes,
-        f"needs nodes=, which says how many of them, and {REMOTE_ENGINES}",
+        f"needs nodes=N, how many of these hosts, and {REMOTE_ENGINES}",
     ),
     Refusal(
         "hosts",
         lambda config: config.hosts is not None and config.engine.name in ("slurm", "env"),
-        "works only with engine=ssh or engine=command; in a job the hosts are its nodes",
+        "works only with engine=ssh or engine=command; leave it out: a job knows its hosts",
     ),
     Refusal(
         "strategy.bucket_cap_mb",
@@ -162,8 +162,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine.prefix",
         lambda config: config.engine.name == "command" and not config.engine.prefix,
-        "engine=command needs the words that run a command on a host, such as "
-        f"engine.prefix=[ip,netns,exec,{HOST}]",
+        f"engine=command needs the command that reaches a host, such as engine.prefix=[ssh,{HOST}]",
     ),
     Refusal(
         "engine.prefix",
@@ -298,8 +297,8 @@ def refuse_requests(configs: Sequence[Config]) -> None:
     for word in engine.prefix:
         if not word or not word.isprintable():
             raise Refused(
-                f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is not a word; expected "
-                "printable words"
+                f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is empty or not printable; "
+                "expected words"
             )
 
 
@@ -352,8 +351,8 @@ def refuse_one_host_only(config: Config, sets: Sequence[Sequence[str]]) -> None:
     for choice in chosen:
         if not choice.several_hosts:
             raise Refused(
-                f"{choice.group}={choice.name}: works on one host only; use one host for "
-                f"each run (nodes=each), or another {choice.group}"
+                f"{choice.group}={choice.name}: works on one host only; write one name "
+                f"in nodes=, or nodes=each for one host after the other"
             )
 
 

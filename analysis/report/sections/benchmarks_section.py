@@ -365,7 +365,7 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
             meaning = single_line(words.get(state, f"P2P {state}"), 80)
             parts.append(f"{meaning} {', '.join(texts)}")
     if parts:
-        yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
+        yield f"Copies between {devices} (median of the pairs): {'; '.join(parts)}."
     patterns = []
     for pattern, what in PATTERNS.items():
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
@@ -433,11 +433,10 @@ def exchange(study: Study, findings: Findings) -> Section:
         names = short_names(runs.records[0].name for _, runs in timed)
         texts: list[str] = []
         for ms, runs in sorted(timed, key=lambda pair: pair[0]):
-            name, took = runs.strategy, ""
+            name = runs.strategy
             if len(timed) > 1:
                 name = names[runs.records[0].name]
-                took = " took" * (not texts)
-            texts.append(f"{single_line(spoken(name), 80)}{took} {number(ms)} ms")
-        about = f"The exchange of {single_line(model, 80)} on {devices}"
+            texts.append(f"{single_line(spoken(name), 80)} {number(ms)} ms")
+        about = f"Time to exchange the gradients of {single_line(model, 80)} on {devices}"
         sentences.append(f"{about}: {_then(texts, '')}.")
     return _section(sentences)

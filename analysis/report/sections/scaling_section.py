@@ -147,7 +147,7 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
         drawn = order[:MOST_CURVES]
         notes = about_intervals(study, "Error bars:")
         if any(point.suspect for curve in drawn for point in curve.points):
-            notes += " Hollow: suspect."
+            notes += " Hollow markers: suspect runs."
         notes += truncation_note(members, len(drawn), "more curve", "points.csv")
         if panel == MOST_FIGURES:
             notes += truncation_note(list(panels), MOST_FIGURES, "more model", "points.csv")
@@ -322,7 +322,7 @@ def _option_figure(
             points.append(DrawnPoint(value, point.rate, point.suspect))
             values.add(value)
             if point.suspect and "Hollow" not in notes:
-                notes += " Hollow: suspect."
+                notes += " Hollow markers: suspect runs."
         curves.append(DrawnCurve(line.label, points, palette[line.key["strategy.name"]], marker))
         _, best = max(line.points, key=lambda pair: pair[1].rate.value)
         text = f"{estimate(best.rate, 'rate')} ({format_option(option, best.key[option])})"

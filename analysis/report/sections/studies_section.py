@@ -96,7 +96,7 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
         if rows:
             caption = f"Change on {name} with 95 % intervals. n. s.: not significant."
             if any(row.is_doubtful for row in rows):
-                caption += " Hollow: suspect."
+                caption += " Hollow markers: suspect runs."
             caption += truncation_note(cells, MOST_ROWS, "more configuration", f"cells-{panel}.csv")
             axis = Axis("change of the rate", "change", "change", shown=(0.0,))
             yield rows_figure(f"changes-{panel}", caption, rows, axis)
