@@ -367,7 +367,7 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
             )
         effect = forbidden(name)
         if effect:
-            raise Refused(f"{typed}: Ringside does not set {name}: it {effect}")
+            raise Refused(f"{typed}: {name} cannot be set here: it {effect}")
         if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
             raise Refused(
                 f"{typed}: expected names of NCCL's variables; they begin with "
@@ -430,7 +430,7 @@ def unknown_setting(key: str, value: str) -> str:
         return f"{typed}: {setting_of_variable(name, value)}"
     effect = forbidden(name)
     if effect and not _near(f"NCCL_{_field_of(name).upper()}", 0.85):
-        return f"{typed}: Ringside does not set NCCL_{name.removeprefix('NCCL_')}: it {effect}"
+        return f"{typed}: NCCL_{name.removeprefix('NCCL_')} cannot be set here: it {effect}"
     sentence = unknown_option("nccl", key, value, [*FIELDS])
     return f"{sentence} (for another variable of NCCL: nccl.other.NCCL_NAME={value})"
 

@@ -224,8 +224,7 @@ def test_the_number_of_gpus_up_to_which_it_scales_is_found(efficiencies, above):
     look = race.run()
     states = [standing.state for standing in look.standings]
     assert max(size for size, state in zip(sizes, states, strict=True) if state == ABOVE) == above
-    if above < 8:
-        assert BELOW in states
+    assert OPEN not in states and (above == 8 or BELOW in states)
     assert race.runs <= 8
 
 
@@ -235,6 +234,23 @@ def test_the_rate_of_one_gpu_counts_where_it_was_asked():
         question = Question(FASTEST, 0.01, rate=rate)
         race = Simulated(question, truth, [0.001] * 2, random.Random(5), sizes=sizes)
         assert race.run().reference == winner
+
+
+def test_a_confirmation_is_judged_after_its_first_turn_however_long_the_search_was():
+    race = Race(Question(GAINS, 0.01), [Arm("0"), Arm("1")])
+    noise = [0.001 * (-1) ** run for run in range(12)]
+    for arm, mean in zip(race.candidates, (0.0, -0.0001), strict=True):
+        arm.rates = [mean + each for each in noise]
+        arm.errors = [0.0] * len(noise)
+    assert race.look().reference == 0
+    for _ in range(2):
+        race.candidates[1].rates += [0.01, 0.012]
+        race.candidates[1].errors += [0.0, 0.0]
+    assert race.look().turn == (0, 1, 1, 0) == race.first_turn()
+    for arm in race.candidates:
+        arm.rates, arm.errors = [0.0, 0.001], [0.0, 0.0]
+    assert race.look() is race.looks[-1] and race.looks[-1].reference == 0
+    assert [look.runs for look in race.looks] == [24, 28, 32]
 
 
 def gain_of(race):

@@ -139,7 +139,8 @@ def test_a_repeat_that_fails_is_tried_once_more(lost):
     done, _ = raced(asked, cells, rate)
     text = " ".join(answer(asked, done))
     assert ("Without a result: bucket_cap_mb=5 (oom)." in text) == (len(lost) == 2)
-    assert bool(recommended(asked, done)) == (len(lost) == 1)
+    assert bool(recommended(asked, done)) == is_answered(done) == (len(lost) == 1)
+    assert ("Undecided: the fastest of the search failed in new runs." in text) == (len(lost) == 2)
 
 
 SIZES = (1 << 16, 1 << 24)

@@ -220,16 +220,14 @@ def _run_again(
         used[index].append(run)
         _add_run(asked, race.candidates[index], run, size_bytes)
         turn = turn[1:] or race.look().turn
-        if any(len(used[index]) >= MOST_RUNS for index in turn):
-            turn = ()
-        if size_bytes is not None and _is_too_noisy(asked, race, used):
+        if size_bytes is not None and _is_too_noisy(asked, race):
             turn = ()
     return RaceState(race, turn, tuple(map(tuple, used)), asked.keys, size_bytes)
 
 
-def _is_too_noisy(asked: Asked, race: Race, used: Sequence[Sequence[Record]]) -> bool:
+def _is_too_noisy(asked: Asked, race: Race) -> bool:
     fewest = min((len(race.candidates[index].rates) for index in race.confirmed), default=0)
-    return fewest >= FEWEST_TRIED and _runs_to_decide(asked, race, used) is None
+    return fewest >= FEWEST_TRIED and _runs_to_decide(asked, race) is None
 
 
 def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None) -> None:
@@ -312,8 +310,21 @@ def _stage_sentences(asked: Asked, stage: RaceState) -> list[str]:
 
 def is_answered(state: RaceState) -> bool:
     """Return whether nothing is left open."""
-    decided = [stage.last and not _open_candidates(stage.last) for stage in state.stages]
-    return not state.pending and all(decided)
+    for stage in state.stages:
+        if stage.last is None or _open_candidates(stage.last):
+            return False
+        if _is_unconfirmed(stage.race.question, stage.last):
+            return False
+    return not state.pending
+
+
+def _is_unconfirmed(question: Question, look: Look) -> bool:
+    """Return whether what leads a search, or the first candidate, has no result of new runs."""
+    if question.kind != GAINS:
+        return False
+    states = [standing.state for standing in look.standings]
+    confirmed = {EQUAL, FASTER, OPEN} & {*states[1:]}
+    return look.reference != 0 or states[0] == FAILED or (states[0] == EQUAL and not confirmed)
 
 
 def seconds(state: RaceState) -> float:
@@ -332,8 +343,10 @@ def _effort(asked: Asked, state: RaceState) -> str:
     if is_answered(state):
         grid = 5 * len(asked.names)
         text += f"; five runs of each would be {grid}"
-        return f"{text}. Stopping early gives a wrong answer in at most {percent(ERROR)} of cases."
-    more = _runs_to_decide(asked, state.race, state.records)
+        each = " for each size" if len(state.stages) > 1 else ""
+        text += f". Stopping early gives a wrong answer in at most {percent(ERROR)} of cases"
+        return f"{text}{each}."
+    more = _runs_to_decide(asked, state.race)
     if more is None:
         text += f"; {MOST_RUNS} runs of each would not answer it"
     elif more:
@@ -342,9 +355,9 @@ def _effort(asked: Asked, state: RaceState) -> str:
     return f"{text}."
 
 
-def _runs_to_decide(asked: Asked, race: Race, used: Sequence[Sequence[Record]]) -> int | None:
+def _runs_to_decide(asked: Asked, race: Race) -> int | None:
     """Return how many runs more would decide what is open, if they scatter as those so far; None:
-    more than are allowed; 0: too little is known. `used` are the runs of each candidate."""
+    more than are allowed; 0: too little is known."""
     question, total = asked.question, 0
     look = race.looks[-1] if race.looks else None
     if look is None or (question.kind == GAINS and look.reference):
@@ -362,7 +375,7 @@ def _runs_to_decide(asked: Asked, race: Race, used: Sequence[Sequence[Record]]) 
         elif question.kind == SCALES:
             above = middle - math.log(question.efficiency)
             deciding_half_width = max(above + question.log_margin, -above)
-        allowed = 2 * (MOST_RUNS - len(used[index]))
+        allowed = 2 * (MOST_RUNS - len(race.candidates[index].rates))
         for more in range(2, allowed + 1, 2):
             if half_width * race.narrowed(index, more) <= deciding_half_width:
                 total += more
@@ -430,6 +443,8 @@ def _gains(asked: Asked, look: Look) -> Iterator[str]:
         yield f"Undecided: {first} has no result, so nothing is compared with it."
     elif look.reference:
         yield f"Undecided: {asked.names[look.reference]} leads the search."
+    elif _is_unconfirmed(asked.question, look):
+        yield "Undecided: the fastest of the search failed in new runs."
     elif OPEN not in states and FASTER not in states:
         shown = "is shown to be" if EQUAL in states[1:] else "is"
         yield f"Nothing to gain: no setting {shown} more than {margin} faster than {first}."

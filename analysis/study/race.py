@@ -1,9 +1,10 @@
 """Runs of candidates until a question is answered (launch.py ask=), and what they answer.
 
 Every candidate runs once; then the turn goes to the candidates between which the answer is open.
-All is judged again after LOOKS_APART more runs. As it may stop at any look, the error is spent over
-them: number k is judged at ERROR / (k (k + 1)), shared by its comparisons, which is ERROR in sum (a
-union bound, as for Lan and DeMets 1983; tests/test_race.py has what 2,000 races give).
+All is judged again after LOOKS_APART more runs, after a failure, and where no more may run. As it
+may stop at any look, the error is spent over them: number k is judged at ERROR / (k (k + 1)),
+shared by its comparisons, which is ERROR in sum (a union bound, as for Lan and DeMets 1983). Who
+runs next depends on what was seen, so Student's t is not exact: tests/test_race.py has 2,000 races.
 
 A difference of logarithms lies in an interval by Student's t. Its variance comes from the repeated
 runs of this race and from what earlier runs of equal cells showed, until runs of this race
@@ -14,7 +15,8 @@ answered.
 
 An answer is wrong only if the truth lies beyond one end of an interval, and which end that is
 depends on the truth. So each end has the whole error. ask=differs shares it between both, as equal
-candidates lie beyond either where they are called faster or slower.
+candidates lie beyond either where they are called faster or slower. In ask=fastest the error is
+that of the answer: which is fastest, and who ties.
 
 ask=gains searches until a look may answer. If not the first candidate leads then, new runs confirm
 the leader against it, in turns A B B A. Search and confirmation have half of the error each.
@@ -34,7 +36,7 @@ CONTRADICTED = 0.99  # level above which the runs of a race scatter more than ea
 MOST_FREEDOM = 6  # degrees of freedom that earlier runs count for
 FEWEST_REPEATS = 2  # second and further runs before there is an answer
 OWN_RUNS = 3  # of a candidate, for a scatter of its own
-MOST_RUNS = 20  # of a candidate
+MOST_RUNS = 20  # of a candidate, and as many new ones in a confirmation
 LOOKS_APART = 0.15  # more runs from look to look, as a share: each look spends error
 OPEN, LEADS, TIED, SLOWER, FASTER, EQUAL = "open", "leads", "tied", "slower", "faster", "equal"
 ABOVE, BELOW, FAILED, UNTRIED = "above", "below", "failed", "not tried"
@@ -104,10 +106,11 @@ class Race:
         self.question, self.candidates = question, list(candidates)
         self.confirmed = tuple(confirmed)
         self.looks: list[Look] = []
+        self._turns = 0
         self._looks = 0  # that could answer
         self._looked_at = 0  # runs at the last of them
         self._failed = 0  # candidates
-        self._is_due = True  # whether the next one could
+        self._is_due = True
         self._searched = 0  # runs of the search, of those that are confirmed
         self._error = ERROR if question.kind == DIFFERS else 2 * ERROR  # of both ends
         if question.kind == GAINS:
@@ -129,20 +132,27 @@ class Race:
         enough = self._looked_at * (1 + LOOKS_APART)
         self._is_due = failed > self._failed or self._runs() >= enough
         self._failed = failed
+        self._turns += 1
+        look = self._judge()
+        if not self._is_due:
+            if look.turn:
+                return replace(self.looks[-1], turn=look.turn)
+            self._is_due = True
+            look = self._judge()
+        self.looks.append(look)
+        return look
+
+    def _judge(self) -> Look:
         alive = [index for index, each in enumerate(self.candidates) if each.rates]
         alive = [index for index in alive if not self.candidates[index].failure]
-        judge = {FASTEST: self._fastest, SCALES: self._scales, GAINS: self._gains}
         if not alive:
-            states = (Standing(FAILED),) * len(self.candidates)
-            look = Look(0, 0, states, ())
-        else:
-            look = judge.get(self.question.kind, self._differs)(alive)
-        if not self._is_due:
-            look = replace(self.looks[-1], runs=look.runs, turn=look.turn)
-        elif self._may_answer:
+            return Look(0, 0, (Standing(FAILED),) * len(self.candidates), ())
+        judge = {FASTEST: self._fastest, SCALES: self._scales, GAINS: self._gains}
+        counts, runs = self._may_answer, self._runs()
+        look = judge.get(self.question.kind, self._differs)(alive)
+        if counts and self._runs() == runs:  # else a confirmation begins
             self._looks += 1
-            self._looked_at = self._runs()
-        self.looks.append(look)
+            self._looked_at = runs
         return look
 
     def _runs(self) -> int:
@@ -232,7 +242,7 @@ class Race:
             return (index,)
         if runs[1] > runs[0]:
             return (reference,)
-        if len(self.looks) % 2:
+        if self._turns % 2:
             return reference, index
         return index, reference
 
@@ -240,10 +250,11 @@ class Race:
         runs = self._searched + sum(len(candidate.rates) for candidate in self.candidates)
         every = []
         for index, candidate in enumerate(self.candidates):
-            standing = standings.get(index, Standing(UNTRIED if self.confirmed else OPEN))
+            left_out = self.confirmed or (self.question.kind == SCALES and not turn)
+            standing = standings.get(index, Standing(UNTRIED if left_out else OPEN))
             if candidate.failure:
                 standing = Standing(FAILED)
-            elif index != reference and not self._may_answer:
+            elif index in standings and index != reference and not self._may_answer:
                 standing = replace(standing, state=OPEN)
             every.append(standing)
         return Look(runs, reference, tuple(every), turn)
@@ -278,7 +289,7 @@ class Race:
         if self.confirmed:
             return self._differs([index for index in self.confirmed if index in alive])
         look = self._fastest(alive)
-        if look.reference == 0 or (look.turn and not self._may_answer):
+        if look.reference == 0 or not self._may_answer:
             return look
         self.confirmed = (0, look.reference)
         for index in self.confirmed:
@@ -286,7 +297,7 @@ class Race:
             self._searched += len(arm.rates)
             scatter = arm.earlier + arm.scatter
             self.candidates[index] = replace(arm, earlier=scatter, rates=[], errors=[])
-        self._looks = -int(self._may_answer)
+        self._looks = self._looked_at = 0
         return replace(look, turn=self.first_turn())
 
     def _differs(self, alive: Sequence[int]) -> Look:
