@@ -178,8 +178,8 @@ class GroupChoice:
             for name in choices("strategy"):
                 if choice("strategy", name).rules.get("graph", False):
                     able.append(name)
-            needs = f"a CUDA graph cannot hold the CPU's work in a step of strategy={self.name}"
-            return f"{needs} (it can of {', '.join(able)})"
+            needs = f"a CUDA graph cannot record the CPU's work in a step of strategy={self.name}"
+            return f"{needs} (graphs work with {', '.join(able)})"
         for name, limits in self.accepts.items():
             if options.get(name) in limits.get("not_in_graph", ()):
                 changing = f"strategy.{name}={options[name]}"

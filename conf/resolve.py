@@ -29,6 +29,7 @@ from conf.schema import PRECISIONS, UNGRAPHED, Config, Data, Model, OptimizerOpt
 from conf.subsets import is_name
 from conf.targets import sha256_of_foreign_code, source_file
 
+GPU_PRECISIONS = ("tf32", "fp16")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Options without effect in a benchmark that trains nothing.
 TRAINING = (
@@ -242,14 +243,15 @@ def _arithmetic(
 ) -> tuple[str, str]:
     """Return `precision` and `optimize`, as far as the device and the strategy allow them."""
     precision, optimize = config.precision, config.optimize
-    if device == "cpu" and precision in ("tf32", "fp16"):
+    if device == "cpu" and precision in GPU_PRECISIONS:
         raise Refused(
             f"precision={precision}: needs a GPU; CPU workers take auto, fp32, bf16 or bf16_weights"
         )
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "fp32"
     fields = {"precision": precision, "benchmark": benchmark, "optimize": optimize}
-    words = {"precision": PRECISIONS, "optimize": UNGRAPHED}
+    precisions = [word for word in PRECISIONS if device == "cuda" or word not in GPU_PRECISIONS]
+    words = {"precision": precisions, "optimize": UNGRAPHED}
     words["benchmark"] = tuple(groups.choices("benchmark"))
     possible = {}
     for name, value in fields.items():
@@ -401,7 +403,7 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
             if value != getattr(Model, name):
                 raise Refused(
                     f"model.{name}={value}: works only with model.inputs={IMAGES}; give your "
-                    f"own model its arguments as model.options.{name}={value}"
+                    f"own model its arguments as +model.options.{name}={value}"
                 )
         return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
     if image_size == "auto":
@@ -519,10 +521,10 @@ def server_gpus(
         are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
-        which = "one GPU" if servers == 1 else f"{servers} GPUs joined by +"
+        which = "one" if servers == 1 else f"{servers}, joined by +,"
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: with strategy.servers={servers} expected "
-            f"auto, or {which}, of {', '.join(map(str, ids))}"
+            f"auto, or {which} of the GPUs {', '.join(map(str, ids))}"
         )
     return tuple(map(int, named))
 

@@ -183,7 +183,11 @@ ALL_GPUS = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
         (("c", "c"), "free", (0, 1)),  # a host without ranks
         (("a", "c"), "3+1", (3, 1)),
         (("c", "c", "c"), "free", "servers=3: expected at most 2, the GPUs of host c"),
-        (("c",), "2", "server_gpus=2: with strategy.servers=1 expected auto, or one GPU, of 0, 1"),
+        (
+            ("c",),
+            "2",
+            "server_gpus=2: with strategy.servers=1 expected auto, or one of the GPUs 0, 1",
+        ),
     ],
 )
 def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):

@@ -70,7 +70,7 @@ def test_the_first_numbers_are_the_finding(written):
         "Copies between the host and 2 GPUs, in GB/s. All GPUs at once: 60.0 each way with "
         "both directions at once.",
         "Busbw of the largest message on 2 GPUs: ALGO=Ring 5.00 GB/s; then the default 4.00 GB/s.",
-        "Copies between 2 GPUs (median of the pairs): P2P enabled 38.0 GB/s one way.",
+        "Copies between 2 GPUs (median of the pairs): P2P enabled: 38.0 GB/s one way.",
         "Jacobi on 2 GPUs: 2.00 s, 1.93 times as fast as one, efficiency 96.5\N{NO-BREAK SPACE}%.",
         "4 benchmarks ran on 2 GPUs of 4 × NVIDIA H200.",
     ]
@@ -105,7 +105,7 @@ def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_
     assert said(tmp_path / "links", made) == [
         "Jacobi on 2 GPUs: 0.510 (0.481 to 0.540) s, 1.96 (1.85 to 2.08) times as fast as one, "
         "efficiency 98.0 % (92.5 to 103.9).",
-        "Copies between 2 GPUs (median of the pairs): copies that the driver stages 38.0 GB/s one way, 17.0 µs for a small copy.",
+        "Copies between 2 GPUs (median of the pairs): copies that the driver stages: 38.0 GB/s one way, 17.0 µs for a small copy.",
         "Copies at the same time: separate pairs 70.0 GB/s in total, the slowest copy at 90.0 % of its rate alone.",
     ]
     foreign = of(6, "mine", [0, 1], {"mine/both_gb_per_s": 3.0, "mine/other": 1.0}, {})

@@ -221,7 +221,7 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
         "2 hosts train 1.65 times as fast as the slowest one alone. An exchange takes 30"
     )
     assert "a's eth0 ↔ b's eth1" in said and "which limits the exchange" in said
-    assert "GPUs 0,1 of hosts a and b each" in content.finding[0]
+    assert "GPUs 0,1 of each host, a and b" in content.finding[0]
     assert any("(a+b)" in line for line in content.finding)
     tables = {one.name: list(csv.DictReader(io.StringIO(one.to_csv()))) for one in content.tables}
     interfaces = [(one["host"], one["interface"], one["gbit_per_s"]) for one in tables["hosts"]]
@@ -265,8 +265,8 @@ def test_devices_and_hosts_are_written_short_and_clearly():
     ]
     for members, ids, words in devices:
         assert (gpu_ids(members), gpu_list(members)) == (ids, words)
-    assert gpus_in_words(("a:0", "b:0")) == "GPU 0 of hosts a and b each"
-    assert gpus_in_words(("a:0", "a:3", "b:0", "b:3")) == "GPUs 0,3 of hosts a and b each"
+    assert gpus_in_words(("a:0", "b:0")) == "GPU 0 of each host, a and b"
+    assert gpus_in_words(("a:0", "a:3", "b:0", "b:3")) == "GPUs 0,3 of each host, a and b"
     for members, ids, _ in (devices[0], devices[1], devices[3]):
         assert gpus_in_words(members) == ids
     hosts = ["a b", "n1 n2", "n1 n2 n3 x", "n08 n09 n10", "n9 n10 n11 n12", "n3 n2 n1", ""]

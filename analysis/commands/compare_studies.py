@@ -131,12 +131,12 @@ def _nothing_common(
             return f"{line}of {name} one study has no usable run ({why}); measure it again"
     parts = []
     for option, (before, after) in options_apart(*sides).items():
-        parts.append(f"{option} ({before}, {after})")
+        parts.append(f"{option} ({before} against {after})")
     reason = f"they differ in {join_words(parts, 3)}" if parts else "every one differs in an option"
     options = "it" if len(parts) == 1 else "them"
     studies = shlex.join([arguments.a, arguments.b])
     return (
-        f"{line}{reason}. Vary {options} in one sweep, or see both side by side: "
+        f"{line}{reason}. To compare, vary {options} in one sweep; to see both side by side: "
         f"python -m analysis report {studies}"
     )
 

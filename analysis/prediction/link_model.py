@@ -35,7 +35,7 @@ OF_NETWORK = 0.25  # how far a network is from its description
 BASE_US = 6.6
 HOP_US = {DIRECT: 0.6, HOST_MEMORY: 1.0, NETWORK: 2.7}
 TREE_SHARE = 0.92  # of the bandwidth, that NCCL's tree reaches (src/graph/tuning.cc)
-NETWORK_FORM = "NICs per host x GB/s of each, latency, such as 8x50GB/s,5us (1 GB/s = 8 Gbit/s)"
+NETWORK_FORM = "NICs per host x GB/s of each, then the latency: 8x50GB/s,5us (1 GB/s = 8 Gbit/s)"
 # Distance by NCCL's levels; a link class of nvidia-smi is one of them: NV# is NVL.
 LEVELS = {"LOC": 0, "NVL": 1, "PIX": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SYS": 6}
 DEFAULT_LEVEL = "PXB"  # up to which GPUs copy to each other (src/graph/paths.cc)
@@ -115,7 +115,7 @@ def read_network(text: str) -> HostNetwork:
     form = r"(\d{1,3})x(\d{1,5}(?:\.\d+)?)GB/s,(\d{1,5}(?:\.\d+)?)us"
     match = re.fullmatch(form, text.replace(" ", ""), re.IGNORECASE | re.ASCII)
     if not match or int(match[1]) * float(match[2]) == 0:
-        raise ValueError(f"--net {text!r}: expected {NETWORK_FORM}, NICs and GB/s above 0")
+        raise ValueError(f"--net {text!r}: expected {NETWORK_FORM}")
     return HostNetwork(int(match[1]) * float(match[2]), float(match[3]))
 
 

@@ -406,7 +406,7 @@ def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None
 def between_hosts(study: Study, point: Point) -> str:
     """Return how several hosts compare with one, and whether their network limits them.
 
-    `2 hosts train 1.3 × the slowest of them alone: an exchange takes …`; empty on one host.
+    `2 hosts train 1.3 times as fast as the slowest one alone. …`; empty on one host.
     """
     wires, hosts = None, 0
     for runs in study.runs:

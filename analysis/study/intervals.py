@@ -95,7 +95,7 @@ def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | N
 
 
 def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
-    """Return `from 6 to 12 repeated runs, else from the variation of …`; empty where there is none.
+    """Return `from 6 to 12 repeated runs, or without repeats from …`; empty where there is none.
 
     `lent_by` names the cells whose runs others rest on; empty where none does.
     """
@@ -105,4 +105,4 @@ def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
         parts.append(f"from {' to '.join(ends)} repeated runs")
     if lent_by:
         parts.append(f"from the variation of {lent_by}")
-    return ", else ".join(parts)
+    return ", or without repeats ".join(parts)

@@ -139,7 +139,7 @@ def gpu_list(gpus: Sequence[Member]) -> str:
 
 
 def gpus_in_words(gpus: Sequence[Member]) -> str:
-    """Return `GPU 0 of hosts a and b each`; `0,3` without hosts, `a:0,b:3` where they differ."""
+    """Return `GPU 0 of each host, a and b`; `0,3` without hosts, `a:0,b:3` where they differ."""
     of_host: dict[str, list[str]] = defaultdict(list)
     for gpu in gpus:
         host, _, device = str(gpu).rpartition(":")
@@ -148,7 +148,7 @@ def gpus_in_words(gpus: Sequence[Member]) -> str:
     if "" in of_host or len(of_host) < 2 or any(each != devices for each in others):
         return gpu_ids(gpus)
     units = "GPU" if len(devices) == 1 else "GPUs"
-    return f"{units} {','.join(devices)} of hosts {join_words([*of_host], MOST_HOSTS)} each"
+    return f"{units} {','.join(devices)} of each host, {join_words([*of_host], MOST_HOSTS)}"
 
 
 def unit(device: str) -> str:

@@ -260,8 +260,8 @@ def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "one rank is slower than the others: {}")
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
     """without waiting for others, one rank's step is longer than the median of the other ranks', by
-    more than {slow_rank_limit} and by more than twice its variation. The limit is 30 % if CPU
-    workers and parameter servers are more than the cores
+    more than {slow_rank_limit} and by more than twice the variation of that rank's steps. The limit
+    is 30 % if there are more CPU workers and parameter servers than CPU cores
 
     Look at that GPU: its clock, temperature and other programs on it.
     """

@@ -161,8 +161,8 @@ def sizes(cell: Cell) -> list[int]:
         raise Refused(f"{field}: is above benchmark.max_bytes={options['max_bytes']}")
     if least < unit:
         raise Refused(
-            f"{field}: {options['collective']} of {dtype} over {ranks} ranks needs multiples of "
-            f"{unit} bytes; expected {unit} or more"
+            f"{field}: {options['collective']} of {dtype} over {ranks} ranks needs "
+            f"multiples of {unit} bytes"
         )
     step = 0
     if options["step"] is not None:
@@ -172,9 +172,11 @@ def sizes(cell: Cell) -> list[int]:
             accepted = f"a multiple of {ELEMENT_BYTES[dtype]}, the bytes of a {dtype}"
             raise Refused(f"benchmark.{name}={options[name]}: expected {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
+        fewest = ELEMENT_BYTES[dtype]
+        smallest = ((most - least) // MOST_SIZES // fewest + 1) * fewest
         raise Refused(
             f"benchmark.step={options['step']}: gives {(most - least) // step + 1:,} sizes, more "
-            f"than {MOST_SIZES}; expected at least {(most - least) // MOST_SIZES + 1} bytes"
+            f"than {MOST_SIZES}; expected at least {smallest} bytes"
         )
     ascending: dict[int, None] = {}
     size = least
@@ -238,7 +240,7 @@ def refuse(cell: Cell, room: Room) -> None:
     if calls == "torch" and coalesced > 1 and name not in COALESCED:
         raise Refused(
             f"benchmark.coalesced={coalesced}: torch.distributed coalesces only "
-            f"{', '.join(COALESCED)}; for {name} add benchmark.calls=nccl"
+            f"{', '.join(COALESCED)}; for {name} write benchmark.calls=nccl"
         )
     sizes(cell)
     buffers = 1 if measured == ("in_place",) else 2

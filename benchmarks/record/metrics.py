@@ -147,7 +147,7 @@ _TABLE = (
     _plain("predicted/exposed_ms", "forecast of exposed communication", signed=True, since=6),
     _plain(
         "predicted/null_step_ms",
-        "step time as in the nearest run",
+        "step time copied from the nearest run",
         since=6,
         formula="the simplest forecast: as in the run with the nearest number of GPUs",
     ),
@@ -349,7 +349,7 @@ _TABLE = (
     _less(
         "trace/exposed_in_gaps_ms_per_step",
         "exposed communication in gaps between kernels",
-        formula="the part that lies in short pauses of compute",
+        formula="the part in pauses of at most 10 µs between kernels that compute",
     ),
     _more("trace/overlapped_ms_per_step", "overlapped communication"),
     _less(
@@ -396,8 +396,8 @@ _TABLE = (
     _more("collectives/avg_busbw_gb_per_s", "mean busbw of all sizes"),
     _more("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size"),
     _less("collectives/latency_us", "time of the smallest message"),
-    _less("collectives/alpha_us", "α, the latency of the smallest messages"),
-    _more("collectives/beta_gb_per_s", "β, the bandwidth of the largest messages"),
+    _less("collectives/alpha_us", "α of the fitted time α + bytes ÷ β, small messages"),
+    _more("collectives/beta_gb_per_s", "β of the fitted time α + bytes ÷ β, large messages"),
     _less(
         "collectives/fit_rms_error",
         "error of the α–β line",

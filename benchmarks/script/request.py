@@ -79,8 +79,8 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
         found = shutil.which(str(folder / program))
     if found is None:
         path = folder / program
-        reason = "is not executable" if path.is_file() else "no such file or program"
-        raise Refused(f"benchmark.run={program}: {reason}{_in(folder)}; {EXPECTED}")
+        reason = "is no program that can be run" if path.is_file() else "no such file or program"
+        raise Refused(f"benchmark.run={program}: {reason} in {folder}; {EXPECTED}")
     if not Path(program).name.startswith("python"):
         return Path(found)
     for word in words[1:]:
@@ -91,15 +91,11 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
     return None
 
 
-def _in(folder: Path) -> str:
-    return "" if folder == Path() else f" in {folder}"
-
-
 def _readable(script: str, folder: Path) -> Path:
     path = folder / script
     if not path.is_file() or not os.access(path, os.R_OK):
         reason = "cannot be read" if path.is_file() else "no such file"
-        raise Refused(f"benchmark.run={script}: {reason}{_in(folder)}; {EXPECTED}")
+        raise Refused(f"benchmark.run={script}: {reason} in {folder}; {EXPECTED}")
     return path
 
 

@@ -120,7 +120,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "engine",
         lambda config: not config.nodes and config.engine.name in REMOTE,
-        "needs the hosts to run on: nodes=a,b by name, or nodes=2 for the first two",
+        "needs the hosts to run on: nodes=a,b by name, or nodes=2 for the first two of hosts=FILE",
     ),
     Refusal(
         "hosts",

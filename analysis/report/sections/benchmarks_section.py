@@ -363,7 +363,7 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
             texts.append(f"{small} µs for a small copy")
         if texts:
             meaning = single_line(words.get(state, f"P2P {state}"), 80)
-            parts.append(f"{meaning} {', '.join(texts)}")
+            parts.append(f"{meaning}: {', '.join(texts)}")
     if parts:
         yield f"Copies between {devices} (median of the pairs): {'; '.join(parts)}."
     patterns = []

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from analysis.findings.baselines import WITHOUT
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.prediction.recorded_forecast import about_forecasts, recorded_forecast, shown_low_ms
@@ -327,7 +328,10 @@ def _option_figure(
         _, best = max(line.points, key=lambda pair: pair[1].rate.value)
         text = f"{estimate(best.rate, 'rate')} ({format_option(option, best.key[option])})"
         if len(shown) > 1:
-            text = f"{names[single_line(line.label)]} {text}"
+            label = names[single_line(line.label)]
+            if label == WITHOUT:
+                label = f"strategy {label}"
+            text = f"{label} {text}"
         highest.append(text)
     option_words = option.rpartition(".")[2].removeprefix("NCCL_")
     if option == "batch_size":
