@@ -359,7 +359,7 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: forecast the step time of each run before it starts; what this needs takes up to "
+        "auto: forecast the step time of each run before it starts; measuring for it adds up to "
         "1.5 s a run",
         words=("auto", "False"),
     )

@@ -69,7 +69,8 @@ class Definition(NamedTuple):
         unit = self.unit
         if unit == "%":
             unit = "% (stored as a fraction: 0.5 is 50 %)"
-        for label, value in (("formula", self.formula), ("unit", unit), ("to do", self.remedy)):
+        how = "formula" if {*"÷×−"} & {*self.formula} else "note"
+        for label, value in ((how, self.formula), ("unit", unit), ("to do", self.remedy)):
             if value:
                 lines += textwrap.wrap(
                     value, width, initial_indent=f"  {label:<9}", subsequent_indent=" " * 11

@@ -341,7 +341,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         lines.append(f"Slower: {who}, by {' to '.join(ends)}{THIN}%.")
     untested = [words[each.runs] for each in ranking.standing(UNKNOWN)]
     if untested:
-        lines.append(f"Too few repeats to test: {join_words(untested, MOST_TIED)}.")
+        lines.append(f"Too few repeats to compare: {join_words(untested, MOST_TIED)}.")
     return lines
 
 
@@ -502,7 +502,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
         if not is_of_next_run:
-            of_runs = f"95 % interval inside these runs: {interval(cost_ms)}"
+            of_runs = f"95 % interval without run-to-run variation: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
         takes = "inside its own runs it takes " if parts else ""
         parts.append(f"{takes}{size} of each {number(step_ms)} ms step")

@@ -95,7 +95,7 @@ def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | N
 
 
 def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
-    """Return `from 6 to 12 repeated runs, or without repeats from …`; empty where there is none.
+    """Return `from 6 to 12 repeated runs; those without repeats use …`; empty where there is none.
 
     `lent_by` names the cells whose runs others rest on; empty where none does.
     """
@@ -104,5 +104,6 @@ def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
         ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
         parts.append(f"from {' to '.join(ends)} repeated runs")
     if lent_by:
-        parts.append(f"from the variation of {lent_by}")
-    return ", or without repeats ".join(parts)
+        start = "; those without repeats use" if parts else "from"
+        parts.append(f"{start} the variation of {lent_by}")
+    return "".join(parts)

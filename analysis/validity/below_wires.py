@@ -25,9 +25,9 @@ LEAST_OF_NVLINKS = 0.4
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     """NCCL used a slower path than the links allow, and no setting asked for it. One of these is
-    enough: (1) SHM or NET between GPUs joined by NVLink, PIX or PXB (only a finding if NCCL's log
-    says that peer access is missing); (2) at most half of NCCL's usual channels over NV18; (3) one
-    large all-reduce below 40 % of the NVLink bandwidth
+    enough: (1) SHM or NET between GPUs joined by NVLink, PIX or PXB (a finding, no doubt, if NCCL's
+    log says that peer access is missing); (2) at most half of NCCL's usual channels over NV18; (3)
+    one large all-reduce below 40 % of the NVLink bandwidth
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """

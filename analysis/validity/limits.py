@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: every timed window lasted over 1.5 % longer than the GPU's and the host's clock
-    measured, by the times at which the rank wrote down its beginning and its end
+    """on GPUs: for every timed window, the rank's own time stamps before and after it are over
+    1.5 % further apart than the GPU's and the host's timers measured
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -97,8 +97,8 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the exchange cannot have been complete: {}")
 def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange was more than 1.2 times as fast as its reference, the same bytes by plain
-    collectives or copies: probably it was not complete when its time was taken
+    """the exchange was more than 1.2 times as fast as its reference, which moves the same bytes
+    by plain collectives or copies: probably it was not complete when its time was taken
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     if ratio is not None:
@@ -117,8 +117,8 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
     "the exchange was faster than its reference: {} (the reference is simpler code and no limit)",
 )
 def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange was more than 1.05 times as fast as its reference, the same bytes by plain
-    collectives or copies. This can happen: plain code is not always faster
+    """the exchange was more than 1.05 times as fast as its reference, which moves the same bytes
+    by plain collectives or copies. This can happen: plain code is not always faster
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     # above MOST_OF_REFERENCE it is faster_than_reference
@@ -170,7 +170,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
     """unusually long steps cost more than {pause_limit} of the time. For CPU workers the limit is
-    3 times that, or 3 % if no step was more than 15 ms longer
+    three times as high, and 3 % if no step took over 15 ms more than the median step
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit

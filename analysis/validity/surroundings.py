@@ -80,9 +80,9 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
     """SM clocks differ. Suspect: the clocks of two GPUs of the run differ by more than
-    {clock_spread_limit} (twice that at the power cap), or a GPU falls as far below its own highest
-    clock and the driver gives no reason. Only a finding: the clock differs by more than
-    {clock_change_limit} from that of the run of one GPU
+    {clock_spread_limit}, at the power cap by twice that; or one GPU's clock drops by more than this
+    limit below its own highest, and the driver gives no reason. Only a finding: the clock differs
+    by more than {clock_change_limit} from that of the run of one GPU
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """

@@ -334,7 +334,7 @@ _TABLE = (
         "mean number of updates between a pull and its push",
         "updates",
         decimals=2,
-        formula="by all workers, while one computes its gradient",
+        formula="updates by all workers in that time",
     ),
     _less("staleness/max", "highest number of updates between a pull and its push", "updates"),
     _plain("staleness/updates", "updates whose staleness was counted", "updates"),
@@ -471,13 +471,13 @@ _TABLE = (
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
         "copy inside one GPU",
-        formula="in the same test, GPU 0",
+        formula="from GPU 0 to itself",
         first=True,
     ),
     _less(
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
         "latency inside one GPU",
-        formula="in the same test, GPU 0",
+        formula="of a copy from GPU 0 to itself",
     ),
     _less(
         "p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share",
@@ -487,7 +487,7 @@ _TABLE = (
     _more(
         "p2p/{matching|one_to_all|all_to_one}_gb_per_s",
         "copies at the same time, in total",
-        formula="between separate pairs (matching), from one GPU to all, or from all to one",
+        formula="between pairs without a common GPU (matching), one to all, or all to one",
     ),
     _more("p2p/{matching|one_to_all|all_to_one}_share", "slowest of these copies ÷ its rate alone"),
     _more(

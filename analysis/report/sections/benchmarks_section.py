@@ -47,7 +47,11 @@ DIRECTIONS = {
 }
 MOST_CURVES, SIZE_TICKS = 6, 4  # of the figure of collectives
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB")  # each 2^10 of the one before
-PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_one": "all to one"}
+PATTERNS = {
+    "matching": "pairs without a common GPU",
+    "one_to_all": "one to all",
+    "all_to_one": "all to one",
+}
 
 
 def _section(
