@@ -42,7 +42,7 @@ DIR/strategy/NAME.yaml and DIR/benchmark/NAME.yaml to the choices.
 import contextlib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -170,6 +170,11 @@ class GroupChoice:
     def several_hosts(self) -> bool:
         """Whether it works over several hosts."""
         return bool(self.rules.get("hosts", True))
+
+    def refused(self, name: str) -> Sequence[Any]:
+        """Return the values of an option of other groups that a strategy does not work with."""
+        refused: Sequence[Any] = self.accepts.get(name, {}).get("refused", ())
+        return refused
 
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
         """Return why no CUDA graph holds a step with these options of a strategy; else ''."""

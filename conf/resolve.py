@@ -250,17 +250,10 @@ def _arithmetic(
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "fp32"
     fields = {"precision": precision, "benchmark": benchmark, "optimize": optimize}
-    precisions = [word for word in PRECISIONS if device == "cuda" or word not in GPU_PRECISIONS]
-    words = {"precision": precisions, "optimize": UNGRAPHED}
-    words["benchmark"] = tuple(groups.choices("benchmark"))
-    possible = {}
     for name, value in fields.items():
-        refused = strategy.accepts.get(name, {}).get("refused", ())
-        possible[name] = ", ".join(word for word in words[name] if word not in refused)
-        if value in refused:
-            raise Refused(
-                f"{name}={value}: with strategy={strategy.name} expected {possible[name]}"
-            )
+        if value in strategy.refused(name):
+            possible = _possible(strategy, name, device)
+            raise Refused(f"{name}={value}: with strategy={strategy.name} expected {possible}")
     for name, limits in strategy.accepts.items():
         if device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
             raise Refused(
@@ -278,8 +271,19 @@ def _arithmetic(
     else:
         reason = strategy.why_no_graph(options)
     if reason:
-        raise Refused(f"optimize={optimize}: {reason}; expected {possible['optimize']}")
+        possible = _possible(strategy, "optimize", device)
+        raise Refused(f"optimize={optimize}: {reason}; expected {possible}")
     return precision, optimize
+
+
+def _possible(strategy: groups.GroupChoice, name: str, device: str) -> str:
+    """Return what precision, benchmark or optimize (without a CUDA graph) a strategy works with."""
+    words = list(UNGRAPHED)
+    if name == "benchmark":
+        words = groups.choices("benchmark")
+    elif name == "precision":
+        words = [word for word in PRECISIONS if device == "cuda" or word not in GPU_PRECISIONS]
+    return ", ".join(word for word in words if word not in strategy.refused(name))
 
 
 def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from conf.cell import IMAGES, MOST_CONNECTIONS, SAMPLES
+from conf.cell import GRAPHED, IMAGES, MOST_CONNECTIONS, SAMPLES
 from conf.nccl import Nccl
 from conf.options import option
 from conf.question import QUESTIONS, RATES
@@ -332,7 +332,7 @@ class Config:
         "how steps are made fast. compile: torch.compile; max: that, and Ringside's changes to "
         "the model's code; graph: each step replays a CUDA graph; compile_graph, max_graph: both; "
         "auto: eager",
-        words=(*UNGRAPHED, "graph", "compile_graph", "max_graph"),
+        words=(*UNGRAPHED, *GRAPHED),
     )
     channels_last: Any = option(
         "auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False")

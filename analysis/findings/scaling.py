@@ -93,6 +93,11 @@ class Scaling:
     refusals: Mapping[str, str] = field(default_factory=dict)
 
 
+def in_sentence(label: str) -> str:
+    """Return a label as part of a sentence, where `none` alone would not name a strategy."""
+    return f"strategy {label}" if label.split(" ")[0] == WITHOUT else label
+
+
 def curves(study: Study) -> Scaling:
     """Return a curve for every set of points with equal conditions."""
     baselines = Baselines(study)
@@ -105,9 +110,7 @@ def curves(study: Study) -> Scaling:
     for members in conditions.values():
         curve = _curve(study, members, baselines)
         curves.append(curve)
-        name = curve.label
-        if name.split(" ")[0] == WITHOUT:
-            name = f"strategy {name}"  # "none on gpus 0,1" is a riddle
+        name = in_sentence(curve.label)
         for point in curve.points:
             if point.world_size > 1 and point.efficiency is None:
                 why = _why_no_baseline(study, point.gpus, members[0])

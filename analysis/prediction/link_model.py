@@ -114,8 +114,10 @@ def read_network(text: str) -> HostNetwork:
     """Read the argument of --net. Raises ValueError."""
     form = r"(\d{1,3})x(\d{1,5}(?:\.\d+)?)GB/s,(\d{1,5}(?:\.\d+)?)us"
     match = re.fullmatch(form, text.replace(" ", ""), re.IGNORECASE | re.ASCII)
-    if not match or int(match[1]) * float(match[2]) == 0:
+    if not match:
         raise ValueError(f"--net {text!r}: expected {NETWORK_FORM}")
+    if int(match[1]) * float(match[2]) == 0:
+        raise ValueError(f"--net {text!r}: expected NICs and GB/s above 0, such as 8x50GB/s,5us")
     return HostNetwork(int(match[1]) * float(match[2]), float(match[3]))
 
 

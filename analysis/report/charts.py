@@ -115,6 +115,9 @@ class ScatterPoint:
     weight: float  # points with more weight are named first
 
 
+HOLLOW = " Hollow markers: suspect runs."  # the end of a caption
+
+
 def truncation_note(everything: Sequence[object], most: int, noun: str, file: str) -> str:
     """Return ` 3 more rows are in wires.csv.`; empty if all are drawn."""
     left = len(everything) - most

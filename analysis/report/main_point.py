@@ -20,7 +20,7 @@ from analysis.findings.comparisons import (
 from analysis.findings.examine import Findings
 from analysis.findings.scaling import Curve, Point
 from analysis.findings.waterfall import Waterfall, WaterfallPart
-from analysis.report.charts import MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
+from analysis.report.charts import HOLLOW, MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import Figure, colours, for_screen_and_phone
 from analysis.report.numbers import central, number, of_metric
 from analysis.report.section import Section, about_intervals, words_of
@@ -240,7 +240,7 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
     title = entry.title[:1].upper() + entry.title[1:]
     notes = about_intervals(study, "Error bars:")
     if any(row.is_doubtful for row in rows):
-        notes += " Hollow markers: suspect runs."
+        notes += HOLLOW
     notes += truncation_note(shown, MOST_ROWS, "more configuration", "points.csv")
     axis = Axis(words_of(study)(entry.unit or title), "value", of_metric(rate.metric))
     return rows_figure("rates", f"{title}.{notes}", rows, axis)

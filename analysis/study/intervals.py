@@ -99,11 +99,11 @@ def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
 
     `lent_by` names the cells whose runs others rest on; empty where none does.
     """
-    runs, parts = sorted(numbers), []
+    runs, text = sorted(numbers), ""
     if runs:
         ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
-        parts.append(f"from {' to '.join(ends)} repeated runs")
+        text = f"from {' to '.join(ends)} repeated runs"
     if lent_by:
-        start = "; those without repeats use" if parts else "from"
-        parts.append(f"{start} the variation of {lent_by}")
-    return "".join(parts)
+        start = f"{text}; those without repeats use" if text else "from"
+        text = f"{start} the variation of {lent_by}"
+    return text

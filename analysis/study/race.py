@@ -112,9 +112,8 @@ class Race:
         self._failed = 0  # candidates
         self._is_due = True
         self._searched = 0  # runs of the search, of those that are confirmed
-        self._error = ERROR if question.kind == DIFFERS else 2 * ERROR  # of both ends
-        if question.kind == GAINS:
-            self._error /= 2
+        # Of both ends; ask=gains spends half on the search and half on the confirmation.
+        self._error = ERROR if question.kind in (DIFFERS, GAINS) else 2 * ERROR
         order = range(len(self.candidates))
         self._sizes = sorted(order, key=lambda index: self.candidates[index].size)
 

@@ -172,8 +172,8 @@ def sizes(cell: Cell) -> list[int]:
             accepted = f"a multiple of {ELEMENT_BYTES[dtype]}, the bytes of a {dtype}"
             raise Refused(f"benchmark.{name}={options[name]}: expected {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
-        fewest = ELEMENT_BYTES[dtype]
-        smallest = ((most - least) // MOST_SIZES // fewest + 1) * fewest
+        element = ELEMENT_BYTES[dtype]
+        smallest = ((most - least) // MOST_SIZES // element + 1) * element
         raise Refused(
             f"benchmark.step={options['step']}: gives {(most - least) // step + 1:,} sizes, more "
             f"than {MOST_SIZES}; expected at least {smallest} bytes"

@@ -352,7 +352,7 @@ def refuse_one_host_only(config: Config, sets: Sequence[Sequence[str]]) -> None:
         if not choice.several_hosts:
             raise Refused(
                 f"{choice.group}={choice.name}: works on one host only; write one name "
-                f"in nodes=, or nodes=each for one host after the other"
+                "in nodes=, or nodes=each for one host after the other"
             )
 
 

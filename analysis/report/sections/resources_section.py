@@ -60,9 +60,7 @@ def _memory(study: Study, runs: Sequence[Runs]) -> Figure:
         dot, right = Estimate(each.median(MEMORY) or 0.0), f"{number(each.median(RATE))} images/s"
         colour = palette[each.strategy]
         rows.append(DotRow(names[each], words(right), dot, colour, is_doubtful=each.suspect))
-    caption = (
-        "Peak memory of any rank, beside the rate; the fastest first. Hollow markers: suspect runs."
-    )
+    caption = f"Peak memory of any rank, beside the rate; the fastest first.{charts.HOLLOW}"
     caption += charts.truncation_note(runs, len(rows), "more configuration", "resources.csv")
     return charts.rows_figure("memory", caption, rows, Axis("GiB", "peak_gib", shown=(0.0,)))
 

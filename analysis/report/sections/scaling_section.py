@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis.findings.baselines import WITHOUT
 from analysis.findings.examine import Findings
-from analysis.findings.scaling import Curve, Point
+from analysis.findings.scaling import Curve, Point, in_sentence
 from analysis.prediction.recorded_forecast import about_forecasts, recorded_forecast, shown_low_ms
 from analysis.report.charts import (
+    HOLLOW,
     MARKERS,
     Axis,
     DrawnCurve,
@@ -148,7 +148,7 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
         drawn = order[:MOST_CURVES]
         notes = about_intervals(study, "Error bars:")
         if any(point.suspect for curve in drawn for point in curve.points):
-            notes += " Hollow markers: suspect runs."
+            notes += HOLLOW
         notes += truncation_note(members, len(drawn), "more curve", "points.csv")
         if panel == MOST_FIGURES:
             notes += truncation_note(list(panels), MOST_FIGURES, "more model", "points.csv")
@@ -322,16 +322,13 @@ def _option_figure(
         for value, point in line.points:
             points.append(DrawnPoint(value, point.rate, point.suspect))
             values.add(value)
-            if point.suspect and "Hollow" not in notes:
-                notes += " Hollow markers: suspect runs."
+            if point.suspect and HOLLOW not in notes:
+                notes += HOLLOW
         curves.append(DrawnCurve(line.label, points, palette[line.key["strategy.name"]], marker))
         _, best = max(line.points, key=lambda pair: pair[1].rate.value)
         text = f"{estimate(best.rate, 'rate')} ({format_option(option, best.key[option])})"
         if len(shown) > 1:
-            label = names[single_line(line.label)]
-            if label == WITHOUT:
-                label = f"strategy {label}"
-            text = f"{label} {text}"
+            text = f"{in_sentence(names[single_line(line.label)])} {text}"
         highest.append(text)
     option_words = option.rpartition(".")[2].removeprefix("NCCL_")
     if option == "batch_size":

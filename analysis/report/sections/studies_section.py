@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.between_studies import CellDifference, Differences
-from analysis.report.charts import MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
+from analysis.report.charts import HOLLOW, MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import GREY, Figure
 from analysis.report.numbers import ABSENT, estimate, number, of_metric
 from analysis.report.section import Section
@@ -96,7 +96,7 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
         if rows:
             caption = f"Change on {name} with 95 % intervals. n. s.: not significant."
             if any(row.is_doubtful for row in rows):
-                caption += " Hollow markers: suspect runs."
+                caption += HOLLOW
             caption += truncation_note(cells, MOST_ROWS, "more configuration", f"cells-{panel}.csv")
             axis = Axis("change of the rate", "change", "change", shown=(0.0,))
             yield rows_figure(f"changes-{panel}", caption, rows, axis)
