@@ -1,7 +1,8 @@
 """Compose the requests of a command line with Hydra's compose API.
 
 Hydra merges all YAML files for each composition, which takes 0.1 s. So each combination of group
-choices (`model=`, `strategy=`) is composed once, and the values of its jobs are set in it.
+choices (`model=`, `strategy=`) is composed once, and the values of its jobs are set in it, those
+that all jobs share too.
 """
 
 import copy
@@ -61,16 +62,16 @@ def requests_of(
     """
     with _hydra(line.config_dir):
         overrides = normalise(line.overrides)
-        shared = shared_base(overrides)
-        preset = cpu_preset(shared.config, line.overrides, surroundings)
+        shared, config = shared_config(overrides)
+        preset = cpu_preset(config, line.overrides, surroundings)
         if preset:
             overrides = normalise([*preset, *line.overrides])
-            shared = shared_base(overrides)
+            shared, config = shared_config(overrides)
         if line.multirun or shared.is_sweep:
             return sweep(overrides, shared), preset
-        # Without -m Hydra refuses an option with several values.
-        base = shared if shared.overrides == overrides else Base(overrides)
-        return [Request(base.config, overrides)], preset
+        if any(override.is_sweep_override() for override in _parsed(overrides)):
+            Base(overrides)  # Hydra refuses an option with several values without -m
+        return [Request(config, overrides)], preset
 
 
 def composed_yaml(line: CommandLine) -> str:
@@ -183,25 +184,37 @@ class Base:
                 OmegaConf.update(self.composed, key, value)
 
 
-def shared_base(texts: Sequence[str]) -> Base:
-    """Return the composition of what all jobs have in common. Of a swept group it has the default
-    choice."""
+def shared_config(texts: Sequence[str]) -> tuple[Base, Config]:
+    """Return the composition of what all jobs have in common, and the configuration with the values
+    that they share.
+
+    Of a swept group it has the default choice. Raises as `Base`.
+    """
     overrides = _parsed(texts)
     swept = [override.key_or_group for override in overrides if override.is_sweep_override()]
     shared = []
+    composed = []
+    values = []
     for override in overrides:
         key = override.key_or_group
-        if key not in swept and key.partition(".")[0] not in swept:
-            shared.append(str(override.input_line))
-    return Base(shared)
+        if key in swept or key.partition(".")[0] in swept:
+            continue
+        shared.append(str(override.input_line))
+        if _is_value(override, overrides):
+            values.append(override)
+        else:
+            composed.append(shared[-1])
+    base = Base(composed)
+    return base, base.with_values(values) or Base(shared).config
 
 
 def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
     """Return the requests of all jobs, in the order of Hydra's own sweeper. Raises as
     `requests_of`."""
     params = [f"{name}={value}" for name, value in shared.sweep_params.items()]
-    overrides = _parsed([*params, *texts])
-    texts_of: dict[str, list[str]] = {}  # of an option that is named twice the last one counts
+    named = {override.get_key_element(): override for override in _parsed([*params, *texts])}
+    overrides = list(named.values())  # of an option that is named twice the last one counts
+    texts_of: dict[str, list[str]] = {}
     values: dict[str, Override] = {}  # those that are set in a composition, by text
     jobs: float = 1
     for override in overrides:
@@ -212,14 +225,13 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
             )
     for override in overrides:
         key = override.get_key_element()
-        if not override.is_sweep_override():
-            texts_of[key] = [str(override.input_line)]
-            continue
-        if not override.is_discrete_sweep():
-            raise Refused(
-                f"{override.input_line}: a sweep takes lists, choice(), range() and glob()"
-            )
-        texts_of[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        texts_of[key] = [str(override.input_line)]
+        if override.is_sweep_override():
+            if not override.is_discrete_sweep():
+                raise Refused(
+                    f"{override.input_line}: a sweep takes lists, choice(), range() and glob()"
+                )
+            texts_of[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         if _is_value(override, overrides):
             values |= zip(texts_of[key], _parsed(texts_of[key]), strict=True)
     bases = {tuple(shared.overrides): shared}

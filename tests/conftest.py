@@ -1,6 +1,7 @@
 """What several test files start from."""
 
 import contextlib
+import copy
 import fcntl
 import functools
 import gc
@@ -27,6 +28,7 @@ from rank_cases import GROUPS
 from conf import groups, schema
 from conf.cell import Cell
 from conf.options import Refused
+from launch import compose
 from launch.nsys import find
 from launch.plan import refusals
 
@@ -228,6 +230,24 @@ def sharing(request):
     """The options of launch.py by which two ranks share the GPU that there is; none of them for two
     GPUs. The study is then DEFAULT-rehearsal: `default*`."""
     return ["rehearse=2"] if request.config.getoption("shared_gpu") else []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_once():
+    """Have Hydra compose each choice of groups once in a process: it takes 0.1 s each time."""
+    composed, compose_anew = {}, compose.compose
+
+    def copied(name, overrides, **options):
+        if compose.ConfigDir.folders:  # a test writes files there
+            return compose_anew(name, overrides, **options)
+        key = tuple(overrides)
+        if key not in composed:
+            composed[key] = compose_anew(name, overrides, **options)
+        return copy.deepcopy(composed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "compose", copied)
+        yield
 
 
 @pytest.fixture
