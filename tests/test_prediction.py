@@ -312,7 +312,7 @@ def test_launches_of_a_full_queue_count_as_those_of_a_smaller_batch():
     launches = {64: (40.0,), 128: (44.0,), 192: (50.0,), 256: (36.0,)}
     cells = []
     for cell in calibration.cells:
-        of_one = cell.ranks == 1 and cell.cost_ms is not None
+        of_one = cell.query.ranks == 1 and cell.cost_ms is not None
         cells.append(replace(cell, launch_ms=launches[cell.query.batch_size] if of_one else ()))
     made = forecast(replace(calibration, cells=tuple(cells)), small)
     assert (
@@ -519,7 +519,7 @@ def test_tables_of_a_calibration_are_read_and_count():
     calibration = invented()
     cells = []
     for cell in calibration.cells:
-        if cell.ranks == 4:
+        if cell.query.ranks == 4:
             cell = replace(cell, buckets=(6e7, 4e7), moments=moments)
         cells.append(cell)
     with_them = replace(calibration, cells=tuple(cells))

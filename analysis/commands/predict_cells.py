@@ -263,7 +263,7 @@ def typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
 def _print_forecasts(
     arguments: argparse.Namespace, study: Study, calibration: CalibrationData, machine: str
 ) -> None:
-    subsets = [Subset(2 * max(cell.ranks for cell in calibration.timed))]
+    subsets = [Subset(2 * max(cell.query.ranks for cell in calibration.timed))]
     gpus_of_host = arguments.per_node
     if arguments.gpus is not None:
         subsets = read_subsets(arguments.gpus, arguments.per_node)
@@ -331,7 +331,7 @@ def measured_doubts(
         shares |= {point.record_ids: point.efficiency for point in curve.points}
     asked = dict.fromkeys((query.workload, query.strategy) for query in queries)
     largest: dict[Subject, MeasuredCell] = {}
-    for cell in sorted(calibration.timed, key=lambda cell: -cell.ranks):
+    for cell in sorted(calibration.timed, key=lambda cell: -cell.query.ranks):
         largest.setdefault((cell.query.workload, cell.query.strategy), cell)
     lines = []
     most: dict[Subject, tuple[CellQuery, float]] = {}

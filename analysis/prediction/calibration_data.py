@@ -74,11 +74,6 @@ class MeasuredCell:
     buckets: tuple[float, ...] = ()  # bytes of each on the wire
     moments: Moments | None = None
 
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self.query.ranks
-
 
 # Cells by CellQuery.kind and batch size, ascending: a cell of thousands is near without a look at
 # the others.
@@ -112,11 +107,6 @@ class CalibrationData:
             cells[cell.query.workload].append(cell)
         return dict(cells)
 
-    @property
-    def several(self) -> list[MeasuredCell]:
-        """The cells of several ranks with a step time."""
-        return [cell for cell in self.timed if cell.ranks > 1]
-
     @functools.cached_property
     def with_step(self) -> CellIndex:
         """The cells with a step time."""
@@ -136,7 +126,7 @@ class CalibrationData:
     def with_exchange(self) -> CellIndex:
         """The cells of several ranks with an exchange alone."""
         alone = (cell for cell in self.cells if cell.exchange_ms is not None)
-        return index_of(cell for cell in alone if cell.ranks > 1)
+        return index_of(cell for cell in alone if cell.query.ranks > 1)
 
     @functools.cached_property
     def with_cost(self) -> CellIndex:
@@ -168,7 +158,7 @@ class CalibrationData:
         for cell in self.cells:
             if left_out(cell):
                 gone.update(cell.record_ids)
-            elif cell.ranks <= most_ranks:
+            elif cell.query.ranks <= most_ranks:
                 cells.append(cell)
         curves = []
         for curve in self.links.curves:
@@ -458,7 +448,8 @@ def _collective_curve(record: Record) -> TimeCurve | None:
         kind = options.get("collective")
         nccl_runs = record.tables.get("nccl-tests", {}).get("runs")
         if nccl_runs:
-            times = _more_than_zero(_rows({"first": nccl_runs[0]}, "first", read_row))
+            rows = _rows({"first": nccl_runs[0]}, "first", read_row)
+            times = {size: time_us for size, time_us in rows if time_us > 0}
     if not isinstance(kind, str) or not times:
         return None
     if not COLLECTIVES.keys() >= set(kind.split(AND)):
@@ -497,10 +488,7 @@ def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
     def read_row(row: Any) -> tuple[float, float]:
         return _within(row["bytes"], 1, MOST_BYTES), 1e3 * _within(row["ms"], 0.0, MOST_MS)
 
-    return _more_than_zero(_rows(tables, "bucket_exchange", read_row))
-
-
-def _more_than_zero(rows: Iterable[tuple[float, float]]) -> dict[float, float]:
+    rows = _rows(tables, "bucket_exchange", read_row)
     return {size: time_us for size, time_us in rows if time_us > 0}
 
 

@@ -203,7 +203,7 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
 
 @once
 def _most_ranks(calibration: CalibrationData, workload: Workload) -> int:
-    return max((cell.ranks for cell in calibration.by_workload.get(workload, ())), default=1)
+    return max((cell.query.ranks for cell in calibration.by_workload.get(workload, ())), default=1)
 
 
 @once
@@ -238,8 +238,8 @@ def hold_out(calibration: CalibrationData, way: str, most: float = math.inf) -> 
     Raises ValueError where there are none.
     """
     valid = []
-    for cell in calibration.several:
-        if cell.query.strategy != "none" and cell.valid:
+    for cell in calibration.timed:
+        if cell.query.ranks > 1 and cell.query.strategy != "none" and cell.valid:
             valid.append(cell)
     needs = HOLDOUTS[CONDITION]
     if valid or way == SMALL:
@@ -288,13 +288,13 @@ def scores_of(held: Iterable[HeldOut]) -> list[float]:
 def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
     query = cell.query
     if way == SIZE:
-        return (cell.ranks,)
+        return (cell.query.ranks,)
     if way == TRANSPORT:
-        return query.transport, cell.ranks > 1
+        return query.transport, cell.query.ranks > 1
     if way == BATCH:
         return query.workload, query.batch_size
     if way == MODEL:
-        return query.workload.model, cell.ranks > 1
+        return query.workload.model, cell.query.ranks > 1
     if way == SMALL:
         return query.workload, query.batch_size < LARGE
     return (query.workload, query.batch_size, query.options, query.wire, query.gpus, query.hosts)
@@ -305,8 +305,8 @@ def _can_be_held_out(
 ) -> list[MeasuredCell]:
     if way == SIZE:
         cells = [cell for cell in cells if not cell.query.across_hosts]
-        fewest = min((cell.ranks for cell in cells), default=0)
-        return [cell for cell in cells if cell.ranks > fewest]
+        fewest = min((cell.query.ranks for cell in cells), default=0)
+        return [cell for cell in cells if cell.query.ranks > fewest]
     if way == TRANSPORT:
         transports = Counter(cell.query.transport for cell in cells)
         ((usual, _),) = transports.most_common(1) or [("", 0)]

@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from analysis.prediction.link_model import ExchangeWire, requested_wire
 from analysis.study.names import unit
 from conf import groups
-from conf.cell import COMPILED, Cell, Member
+from conf.cell import Cell, Member
 from conf.options import to_text
 
 MIB = float(2**20)
@@ -18,7 +18,8 @@ HALF_WEIGHTS = ("precision", "bf16_weights")  # gradients have 2 bytes without a
 _DEFAULT_CAP_MIB, _STAGED_CAP_MIB = 25.0, 4.0
 _MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
 _NOT_OF_THE_WORK = ("batch_size", "global_batch_size", "server_gpus", "server_hosts", "model.name")
-Options: TypeAlias = tuple[tuple[str, str], ...]  # of a strategy, with its name
+# Of a strategy as texts, with its name, in order of their names.
+Options: TypeAlias = tuple[tuple[str, str], ...]
 _KINDS: dict[Hashable, int] = {}
 _OF_OTHERS = ("strategy.", "nccl.", "benchmark.", "declared")
 
@@ -127,11 +128,6 @@ class CellQuery:
         return halving and HALF_WEIGHTS not in self.workload.rest
 
     @property
-    def compiled(self) -> bool:
-        """Whether backward is one graph, at whose end all gradients arrive."""
-        return self.workload.requested("optimize") in COMPILED
-
-    @property
     def unit(self) -> str:
         """What a rank runs on: a GPU, or a CPU worker."""
         return unit(self.workload.requested("device", "cuda"))
@@ -192,15 +188,6 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
     return Workload(request["model.name"], float(gradient_bytes), tuple(rest))
 
 
-def options_of(strategy: Mapping[str, Any]) -> Options:
-    """Return the options of a strategy as texts, in order of their names."""
-    options = []
-    for name, value in sorted(strategy.items()):
-        if value is not None:
-            options.append((name, to_text(value)))
-    return tuple(options)
-
-
 def query_of(
     cell: Cell, workload: Workload, link_class: str | None = None, machine: str = ""
 ) -> CellQuery:
@@ -208,10 +195,14 @@ def query_of(
     hosts = max(1, len(cell.hosts))
     same_hosts = set(cell.server_hosts) <= set(cell.hosts)
     declared = cell.declared.get("strategy", {})
+    options = []
+    for name, value in sorted(cell.strategy.items()):
+        if value is not None:
+            options.append((name, to_text(value)))
     return CellQuery(
         workload=workload,
         batch_size=cell.batch_size,
-        options=options_of(cell.strategy),
+        options=tuple(options),
         wire=requested_wire(cell.nccl, link_class, hosts),
         gpus=len(cell.gpus),
         hosts=hosts,

@@ -78,18 +78,6 @@ class RecordedForecast:
         word = "longer" if self.error > 0 else "shorter"
         return f"step {100 * abs(self.error):.1f} % {word}"
 
-    @property
-    def why_unexplained(self) -> str:
-        """Why the step is not explained, with how often that happens without a fault."""
-        decimals = 1 if abs(self.error) >= AS_LONG else 3
-        word = "slower" if self.error > 0 else "faster"
-        return (
-            f"measured {100 * abs(self.error):.{decimals}f} % {word} than forecast: "
-            f"{self.measured_ms:.4g} ms instead of {self.step_ms:.4g} ms "
-            f"({self.low:.4g} to {self.high:.4g}; without a fault at most 1 run in "
-            f"{round(1 / (1 - self.level))} lies outside)"
-        )
-
 
 def shown_low_ms(low: float, step_ms: float, efficiency: float, ranks: int) -> float:
     """Return the lower end of the interval of a step in ms as it is shown: of several ranks not

@@ -148,7 +148,7 @@ def _bare_steps(
             with_cost.append(cell)
     why = ""
     for chosen in (without, with_cost):
-        alone = [cell for cell in chosen if cell.ranks == 1]
+        alone = [cell for cell in chosen if cell.query.ranks == 1]
         if alone:
             break
     else:
@@ -425,7 +425,7 @@ def _alone_with_cost(
     alone: list[MeasuredCell] = []
     for cell in calibration.cells:
         same = cell.query.options == options and cell.query.workload == workload
-        if same and cell.ranks == 1 and cell.cost_ms is not None:
+        if same and cell.query.ranks == 1 and cell.cost_ms is not None:
             alone.append(cell)
     # The costs of others are the scatter of the CPU.
     alone = [cell for cell in alone if not cell.cpu_bound] or alone
@@ -491,7 +491,7 @@ def rate_share(calibration: CalibrationData, workload: Workload, strategy: str) 
         shares = []
         for cell in several:
             if cell.step_ms is not None and cell.rate is not None:
-                images = cell.ranks * cell.query.batch_size * 1e3
+                images = cell.query.ranks * cell.query.batch_size * 1e3
                 shares.append(cell.rate.value * mean(cell.step_ms) / images)
         if shares:
             return statistics.median(shares)

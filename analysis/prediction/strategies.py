@@ -12,6 +12,7 @@ from typing import TypeAlias
 from analysis.prediction.distributions import Draws, constant, scaled_normal
 from analysis.prediction.link_model import DIRECT, OF_HOST_MEMORY, WAYS, ExchangeWire, LinkModel
 from analysis.prediction.query import CellQuery
+from conf.cell import COMPILED
 
 GATHERING = ("fsdp", "zero2", "hsdp")
 # Why there is no forecast with a hook.
@@ -21,19 +22,16 @@ NO_FORECAST_HOOKS = {
 }
 # The time of a bucket with so many bytes to other ranks and so many back, in ms: from when its
 # gradients are there, and once backward and all buckets have ended.
-BucketTime: TypeAlias = Callable[[CellQuery, float, float, LinkModel], tuple[Draws, Draws]]
+Times: TypeAlias = tuple[Draws, Draws]
+BucketTime: TypeAlias = Callable[[CellQuery, float, float, LinkModel], Times]
 BucketTimes: TypeAlias = tuple[list[Draws], Draws]  # of each bucket beside backward; after all
 
 
-def _no_time(
-    query: CellQuery, sent: float, returned: float, links: LinkModel
-) -> tuple[Draws, Draws]:
+def _no_time(query: CellQuery, sent: float, returned: float, links: LinkModel) -> Times:
     return constant(0.0), constant(0.0)
 
 
-def _by_collective(
-    query: CellQuery, sent: float, returned: float, links: LinkModel
-) -> tuple[Draws, Draws]:
+def _by_collective(query: CellQuery, sent: float, returned: float, links: LinkModel) -> Times:
     """Return a collective; of two the second brings weights, once all gradients are there."""
     kind = collective(query)
     assert kind is not None
@@ -44,9 +42,7 @@ def _by_collective(
     return there / 2, back / 2
 
 
-def _in_levels(
-    query: CellQuery, sent: float, returned: float, links: LinkModel
-) -> tuple[Draws, Draws]:
+def _in_levels(query: CellQuery, sent: float, returned: float, links: LinkModel) -> Times:
     """Return a reduce-scatter inside each host and an all-reduce of each share between hosts, then
     an all-gather inside.
     """
@@ -57,9 +53,7 @@ def _in_levels(
     return scattered + reduced, links.time("all_gather", sent, query.gpus, inside)
 
 
-def _through_host(
-    query: CellQuery, sent: float, returned: float, links: LinkModel
-) -> tuple[Draws, Draws]:
+def _through_host(query: CellQuery, sent: float, returned: float, links: LinkModel) -> Times:
     """Return copies through host memory, of each rank's share or of everything."""
     if query.hosts > 1:
         raise ValueError("the model lacks exchanges through host memory between hosts")
@@ -71,9 +65,7 @@ def _through_host(
     return scattered + links.host_copies(query.gpus, moved), gathered
 
 
-def _to_gpu_servers(
-    query: CellQuery, sent: float, returned: float, links: LinkModel
-) -> tuple[Draws, Draws]:
+def _to_gpu_servers(query: CellQuery, sent: float, returned: float, links: LinkModel) -> Times:
     """Return n gradients into each server's GPU, and n times the weights out of it."""
     rate = links.copies_gb_per_s.get(query.transport)
     if rate is None:
@@ -181,7 +173,9 @@ def collective(query: CellQuery) -> str | None:
 def overlaps(query: CellQuery) -> bool:
     """Tell whether buckets leave while backward still runs."""
     exchange = exchange_of(query)
-    return exchange.during_backward and (exchange.splits_graphs or not query.compiled)
+    # A compiled backward pass is one graph, at whose end all gradients arrive.
+    is_one_graph = query.workload.requested("optimize") in COMPILED and not exchange.splits_graphs
+    return exchange.during_backward and not is_one_graph
 
 
 def occupies(query: CellQuery) -> bool:

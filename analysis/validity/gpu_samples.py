@@ -183,13 +183,7 @@ def _gpu_facts(
         "phases": {},
     }
     for name, same_name in _measured(phases).items():
-        of_hosts = []
-        for host in hosts:
-            samples = []
-            for phase in same_name:
-                samples += phase.samples(host)
-            of_hosts.append(_of_phase(samples, host, phases))
-        facts["phases"][name] = _joined(of_hosts)
+        facts["phases"][name] = _of_phase(same_name, hosts, phases)
     if len(hosts) > 1:
         facts["hosts"] = []
         for host in hosts:
@@ -285,7 +279,7 @@ def _windows(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]
 
 
 def _of_phase(
-    inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequence[Phase]
+    same_name: Sequence[Phase], hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
 ) -> dict[str, Any]:
     """Return what one measured phase shows; lists have an entry for each GPU, None without samples.
 
@@ -294,15 +288,26 @@ def _of_phase(
     than up to the timed window, `foreign_bytes` the same of what others hold, if the driver says
     whose memory it is.
     """
-    by_line = [line["gpus"] for line in inside]
-    of_gpus = list(zip(*by_line, strict=False))
+    gpus_of_hosts = []
+    by_line: list[Sequence[Sample]] = []
+    grown_bytes: list[int] = []
+    foreign_bytes: list[int] = []
+    for lines in hosts:
+        inside = []
+        for phase in same_name:
+            inside += [line["gpus"] for line in phase.samples(lines)]
+        by_line += inside
+        gpus = list(zip(*inside, strict=False))
+        gpus_of_hosts.append(gpus)
+        grown_bytes += _grown(gpus, lines, phases)
+        foreign_bytes += _grown(gpus, lines, phases, "own_bytes")
     facts: dict[str, Any] = {
-        "samples": len(inside),
+        "samples": len(by_line),
         "throttle_reasons": _throttle_reasons(itertools.chain(*by_line)),
+        **{name: [] for name in OF_EACH_GPU},
     }
-    for name in OF_EACH_GPU:
-        facts[name] = []
-    for samples in of_gpus:
+    most_gpus = max(map(len, gpus_of_hosts))
+    for samples in itertools.chain(*(gpus or [()] * most_gpus for gpus in gpus_of_hosts)):
         free = []
         is_free = True
         for gpu in samples:
@@ -318,27 +323,8 @@ def _of_phase(
         facts["free_sm_mhz"].append(free_mhz)
         facts["most_free_sm_mhz"].append(max(_values(free, "sm_mhz"), default=None))
         facts["power_w"].append(_mean(samples, "power_w"))
-    facts["grown_bytes"] = _grown(of_gpus, lines, phases)
-    facts["foreign_bytes"] = _grown(of_gpus, lines, phases, "own_bytes")
-    return facts
-
-
-def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what one phase shows on all hosts; GPUs of a host without samples say nothing."""
-    if len(hosts) == 1:
-        return hosts[0]
-    gpus = max(len(host["sm_mhz"]) for host in hosts)
-    facts: dict[str, Any] = {"samples": 0, "throttle_reasons": []}
-    for name in OF_EACH_GPU:
-        facts[name] = []
-    for host in hosts:
-        facts["samples"] += host["samples"]
-        facts["throttle_reasons"] += host["throttle_reasons"]
-        for name in OF_EACH_GPU:
-            facts[name] += host[name] or [None] * gpus
-    facts["throttle_reasons"] = sorted(set(facts["throttle_reasons"]))
-    for name in ("grown_bytes", "foreign_bytes"):
-        facts[name] = max(_values(hosts, name), default=None)
+    facts["grown_bytes"] = max(grown_bytes, default=None)
+    facts["foreign_bytes"] = max(foreign_bytes, default=None)
     return facts
 
 
@@ -347,15 +333,15 @@ def _grown(
     lines: Sequence[Sample],
     phases: Sequence[Phase],
     without: str = "",
-) -> int | None:
-    """Return by how many bytes the most grown GPU exceeds its most up to the timed window.
+) -> list[int]:
+    """Return by how many bytes GPUs exceed their most up to the timed window.
 
-    `without` is a value that is taken off the memory in use. None without a warm-up, in which
-    ranks reach the most that their steps need.
+    `without` is a value that is taken off the memory in use. [] without a warm-up, in which ranks
+    reach the most that their steps need.
     """
     timed = [phase for phase in phases if phase.name in TIMED_PHASES]
     if not timed or "warm-up" not in [phase.name for phase in phases]:
-        return None
+        return []
     before = []
     for line in lines:  # up to the first of the timed window
         before.append(line["gpus"])
@@ -372,7 +358,7 @@ def _grown(
             most.append(max(used, default=None))
         if most[0] is not None and most[1] is not None:
             grown.append(int(most[0] - most[1]))
-    return max(grown, default=None)
+    return grown
 
 
 def _values(samples: Iterable[Sample], name: str) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, BASELINES, EFFICIENCY, NOISE
 from analysis.findings.communication import COST
-from analysis.prediction.recorded_forecast import recorded_forecast
+from analysis.prediction.recorded_forecast import AS_LONG, recorded_forecast
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
 from analysis.validity.check import (
@@ -376,7 +376,14 @@ def unexplained(record: Record, _: ValidityLimits) -> Judgement:
         return not_applicable(f"no error was claimed: {why}")
     if not forecast.unexplained:
         return None
-    return forecast.why_unexplained
+    decimals = 1 if abs(forecast.error) >= AS_LONG else 3
+    word = "slower" if forecast.error > 0 else "faster"
+    return (
+        f"measured {100 * abs(forecast.error):.{decimals}f} % {word} than forecast: "
+        f"{forecast.measured_ms:.4g} ms instead of {forecast.step_ms:.4g} ms "
+        f"({forecast.low:.4g} to {forecast.high:.4g}; without a fault at most 1 run in "
+        f"{round(1 / (1 - forecast.level))} lies outside)"
+    )
 
 
 @check("invalid", "the rate is not images ÷ seconds: {}")

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 from analysis.nccl.log import NET, NcclLog, pair_class, version_numbers
 from analysis.validity.check import list_some
@@ -23,10 +23,6 @@ from conf.nccl import (
     level_word,
 )
 
-_LEVEL_SETTINGS = {"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"}
-
-# While the topology is searched, whatever NCCL_DEBUG_SUBSYS selects.
-_ALWAYS_ANNOUNCED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"}
 # At every start of a communicator of two ranks or more, to the ENV subsystem, from this release on.
 _ANNOUNCED_SINCE = {
     "NCCL_ALGO": (2, 5),
@@ -65,20 +61,16 @@ def same_value(name: str, requested: str, announced: str) -> bool:
 
     NCCL reads integers as C does and prints decimals.
     """
-    if name in _LEVEL_SETTINGS:
+    if name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"):
         return level_word(requested) == level_word(announced)
     if name == "NCCL_LAUNCH_MODE":
         mode = "GROUP" if requested.upper() == "GROUP" else "PARALLEL"
         return announced == mode
     if requested == announced:
         return True
-    text = requested.strip()
-    octal = re.fullmatch(r"([+-]?)0([0-7]+)", text)
+    octal = re.fullmatch(r"([+-]?)0([0-7]+)", requested.strip())
     try:
-        if octal:
-            value = int(octal[1] + octal[2], 8)
-        else:
-            value = int(text, 0)
+        value = int(octal[1] + octal[2], 8) if octal else int(requested, 0)
         # before 2.12 negative numbers were printed as unsigned ones
         return value % 2**64 == int(announced) % 2**64
     except ValueError:
@@ -96,8 +88,8 @@ def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
         if value != "1":
             return "never"  # only a 1 is announced
         return "level" if version is not None and version < (2, 23) else "always"
-    if name in _ALWAYS_ANNOUNCED:
-        return "always"
+    if name == "NCCL_P2P_LEVEL":
+        return "always"  # while the topology is searched, whatever NCCL_DEBUG_SUBSYS selects
     if name == "NCCL_NET":
         return "never"  # the line `Using network` says it instead
     since = _ANNOUNCED_SINCE.get(name)
@@ -129,68 +121,25 @@ NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", P2P_DISABLE, "NCCL_SHM_DISABLE")
 Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # by function and bytes
 
 
-class SettingOutcome(NamedTuple):
-    """What a rule found: a code of checks.OTHER_CODES, and the sentence that follows NAME=VALUE."""
-
-    code: str
-    severity: str  # invalid, suspect, finding, unchecked
-    sentence: str  # {} stands for what the log shows
-
-    def of(self, shown: str) -> "SettingOutcome":
-        """Return the outcome with what the log shows in its sentence."""
-        return self._replace(sentence=self.sentence.format(shown))
-
-
-def skipped(code: str, why: str) -> SettingOutcome:
-    """Return the outcome of a rule that had nothing to look at."""
-    return SettingOutcome(code, "unchecked", f" was not checked: {why}")
-
-
-def unknown_effect(why: str) -> SettingOutcome:
-    """Return the outcome of two logs that cannot be compared."""
-    return SettingOutcome("setting_no_effect", "unchecked", f" has an unknown effect: {why}")
-
-
-IGNORED, NOT_CHECKED = "setting_ignored", "effect_not_checked"
+IGNORED, NO_EFFECT = "setting_ignored", "setting_no_effect"
 TRANSPORT, ALGORITHM = "transport_unexpected", "algorithm_unexpected"
-# Whether NCCL announced the setting
-NO_LOG = skipped(IGNORED, "there is no NCCL log")
-NEVER_NAMED = skipped(IGNORED, "NCCL's log never names it")
-NAMED_IF_USED = skipped(IGNORED, "NCCL's log names it only where it is used, and does not")
-ONE_RANK = skipped(IGNORED, "one rank has no connections")
-LINES_MISSING = skipped(IGNORED, "it may be in the missing lines of NCCL's log")
-BY_SOME = " was used by {} processes, by NCCL's log"
-USED_BY_SOME = SettingOutcome(IGNORED, "suspect", BY_SOME)
-TORN_LOG = SettingOutcome(IGNORED, "unchecked", f"{BY_SOME}; lines are missing in the log")
-RANKS_DIFFER = SettingOutcome(IGNORED, "invalid", " differs between ranks: NCCL says {}")
-OTHER_VALUE = SettingOutcome(IGNORED, "invalid", " was not used: NCCL says {}")
-OTHER_NETWORK = SettingOutcome(IGNORED, "invalid", " was not used: NCCL uses network {}")
-OVERRIDDEN = SettingOutcome(IGNORED, "invalid", " was ignored: NCCL_P2P_DISABLE=1 overrides it")
-NO_LINE = " was ignored: the log has no 'set by environment' line for it"
-NOT_ANNOUNCED = SettingOutcome(IGNORED, "invalid", NO_LINE)
-NOT_IN_TABLE = skipped(NOT_CHECKED, "Ringside does not know what it should change")
-READ_ONLY = NOT_IN_TABLE._replace(
-    sentence=f"{NOT_IN_TABLE.sentence}; NCCL's log says that it was read"
-)
-# Whether NCCL chose what it rules out
-NO_TUNING = skipped(ALGORITHM, "NCCL's log has no TUNING line")
-NOT_READ = skipped(ALGORITHM, "{}")
-OTHER_CHOICE = SettingOutcome(ALGORITHM, "invalid", ", but {}")
-NO_CHANNELS = skipped("channels_unexpected", "NCCL's log has no number of channels")
-OTHER_CHANNELS = SettingOutcome("channels_unexpected", "invalid", ", but NCCL used {} channels")
-NO_CONNECTION = skipped(TRANSPORT, "NCCL's log shows no connection")
-RULED_OUT_USED = SettingOutcome(TRANSPORT, "invalid", ", but NCCL used {}")
-LONG_PATH_USED = SettingOutcome(TRANSPORT, "suspect", ", but NCCL used {}")
-P2P_UNUSED = SettingOutcome(TRANSPORT, "suspect", ", but NCCL did not use P2P where it may: {}")
-NO_CLASS = ", but the link class of {} is not known, so the use of P2P was not checked"
-CLASS_UNKNOWN = SettingOutcome(TRANSPORT, "unchecked", NO_CLASS)
-# Whether it changed anything
-SAME_SETTING = unknown_effect("the run without it has the same setting in its NCCL log")
-ONE_UNCONNECTED = unknown_effect("one of the two NCCL logs shows no connection")
-NO_COMMON_SIZE = unknown_effect("the two NCCL logs have no message size in common")
-SAME_USE = " changed nothing: NCCL used the same transports as without it ({})"
-NOTHING_CHANGED = SettingOutcome("setting_no_effect", "finding", SAME_USE)
-LEVEL_IS_A_LIMIT = "; {} is the longest way that P2P may take, so it does not force PCIe"
+# A code of checks.OTHER_CODES, its severity, and the sentence that follows NAME=VALUE.
+Outcome: TypeAlias = tuple[str, str, str]
+
+
+def skipped(code: str, why: str) -> Outcome:
+    """Return the outcome of a rule that had nothing to look at."""
+    return code, "unchecked", f" was not checked: {why}"
+
+
+def ignored(sentence: str, severity: str = "invalid") -> Outcome:
+    """Return the outcome of a setting that NCCL did not take."""
+    return IGNORED, severity, sentence
+
+
+def used(ways: str, severity: str = "invalid") -> Outcome:
+    """Return the outcome of a setting that rules out how NCCL connected GPUs."""
+    return TRANSPORT, severity, f", but NCCL used {ways}"
 
 
 @dataclass(frozen=True)
@@ -226,9 +175,9 @@ def check_setting(
     `same_cell_without` is the log of the same cell without this setting; `tuning` the log of a pass
     that names every choice of NCCL, which then decides about algorithms.
     """
-    outcomes: list[SettingOutcome] = []
+    outcomes: list[Outcome] = []
     if evidence is None:
-        outcomes.append(NO_LOG)
+        outcomes.append(skipped(IGNORED, "there is no NCCL log"))
     else:
         log = evidence.log
         announced = _announced(name, value, evidence)
@@ -236,11 +185,14 @@ def check_setting(
             outcomes.append(announced)
         outcomes += _connections(name, value, evidence)
         if not in_table(name):
-            outcomes.append(READ_ONLY if name in log.settings else NOT_IN_TABLE)
+            why = "Ringside does not know what it should change"
+            if name in log.settings:
+                why += "; NCCL's log says that it was read"
+            outcomes.append(skipped("effect_not_checked", why))
         if tuning is None:
             outcomes += _algorithms(name, value, log)
         outcomes += _channel_limit(name, value, log)
-        is_ignored = announced is not None and announced.severity == "invalid"
+        is_ignored = announced is not None and announced[1] == "invalid"
         if same_cell_without is not None and name in VISIBLE and not is_ignored:
             outcomes += _no_effect(name, value, log, same_cell_without)
     if tuning is not None:
@@ -251,7 +203,7 @@ def check_setting(
     return results
 
 
-def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | None:
+def _announced(name: str, value: str, evidence: Evidence) -> Outcome | None:
     """Tell how NCCL's log contradicts, or fails to show, that NCCL took a setting."""
     log = evidence.log
     when = announcement(name, value, version_numbers(log.version))
@@ -261,46 +213,48 @@ def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | No
     if is_level and log.settings.get("NCCL_P2P_LEVEL") == "LOC":
         return None
     if name in log.conflicts:
-        return RANKS_DIFFER.of(", ".join(log.conflicts[name]))
+        return ignored(f" differs between ranks: NCCL says {', '.join(log.conflicts[name])}")
     if name in log.settings:
         if not same_value(name, value, log.settings[name]):
-            return OTHER_VALUE.of(log.settings[name])
+            return ignored(f" was not used: NCCL says {log.settings[name]}")
         writers = log.announced_by.get(name, 0)
         if when != "always" or not 0 < writers < log.processes:
             return None
-        some = TORN_LOG if log.lost or log.truncated else USED_BY_SOME
-        return some.of(f"{writers} of {log.processes}")
+        sentence = f" was used by {writers} of {log.processes} processes, by NCCL's log"
+        if log.lost or log.truncated:
+            return ignored(f"{sentence}; lines are missing in the log", "unchecked")
+        return ignored(sentence, "suspect")
     if when == "never":
         if name != "NCCL_NET" or log.network is None:
-            return NEVER_NAMED
+            return skipped(IGNORED, "NCCL's log never names it")
         # a plugin's name carries more than what was asked for (IB: IBext_v8)
         if value.lower() in log.network.lower():
             return None
-        return OTHER_NETWORK.of(log.network)
+        return ignored(f" was not used: NCCL uses network {log.network}")
     # the log may lack the announcement of a variable that NCCL took
     if when == "used":
-        return NAMED_IF_USED
+        return skipped(IGNORED, "NCCL's log names it only where it is used, and does not")
     if log.nranks == 1:
-        return ONE_RANK
+        return skipped(IGNORED, "one rank has no connections")
     if log.lost or not (log.transports or log.channels_from):
-        return LINES_MISSING
+        return skipped(IGNORED, "it may be in the missing lines of NCCL's log")
     p2p_disable = (evidence.requested.get(P2P_DISABLE), log.settings.get(P2P_DISABLE))
     if name == "NCCL_P2P_LEVEL" and "1" in p2p_disable:
-        return OVERRIDDEN
-    return NOT_ANNOUNCED
+        return ignored(" was ignored: NCCL_P2P_DISABLE=1 overrides it")
+    return ignored(" was ignored: the log has no 'set by environment' line for it")
 
 
 # Whether NCCL chose an algorithm, a protocol or a number of channels that a setting rules out.
-def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
+def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
     if name not in WORDS_OF:
         return
     if not log.algorithms:
-        yield NO_TUNING
+        yield skipped(ALGORITHM, "NCCL's log has no TUNING line")
         return
     try:
         allowed_words = allowed(value, WORDS_OF[name])
     except ValueError as error:
-        yield NOT_READ.of(str(error))
+        yield skipped(ALGORITHM, str(error))
         return
     wrong = []
     for choice in log.algorithms:
@@ -317,54 +271,54 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]
         if word not in allowed_here:
             wrong.append(f"{choice.function or 'a collective'} of {choice.size} bytes used {word}")
     if wrong:
-        yield OTHER_CHOICE.of(list_some(wrong))
+        yield ALGORITHM, "invalid", f", but {list_some(wrong)}"
 
 
-def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
+def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
     if name not in CHANNEL_LIMITS or not re.fullmatch(r"[0-9]{1,9}", value):
         return
     count, limit = log.channels.get("collective"), int(value)
     if count is None:
-        yield NO_CHANNELS
+        yield skipped("channels_unexpected", "NCCL's log has no number of channels")
         return
     is_minimum = "_MIN_" in name
     is_below = is_minimum and count < min(limit, MOST_CHANNELS)
     is_above = not is_minimum and 0 < limit < count
     if is_below or is_above:
-        yield OTHER_CHANNELS.of(str(count))
+        yield "channels_unexpected", "invalid", f", but NCCL used {count} channels"
 
 
 # Whether NCCL connected GPUs in a way that a setting rules out.
-def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingOutcome]:
+def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Outcome]:
     log = evidence.log
     if not log.transports:
         if name in NEED_CONNECTIONS:
-            yield NO_CONNECTION
+            yield skipped(TRANSPORT, "NCCL's log shows no connection")
         return
     if name == "NCCL_P2P_LEVEL":
         yield from _p2p_level(level_word(value), evidence)
         return
-    used = ""
+    ruled_out = ""
     if name == "NCCL_NVLS_ENABLE" and value == "0":
         algorithms = {choice.algorithm for choice in log.algorithms}
-        used = " and ".join(sorted(word for word in algorithms if word.startswith("NVLS")))
-        if not used and log.channels.get("nvls"):
-            used = "NVLS channels"
+        ruled_out = " and ".join(sorted(word for word in algorithms if word.startswith("NVLS")))
+        if not ruled_out and log.channels.get("nvls"):
+            ruled_out = "NVLS channels"
     elif name == "NCCL_NET":
         other_networks = []
         for word in sorted(set().union(*log.transports.values())):
             if word.startswith("NET/") and word.split("/")[1].lower() != value.lower():
                 other_networks.append(word)
-        used = list_some(other_networks)
+        ruled_out = list_some(other_networks)
     elif name == "NCCL_NET_GDR_LEVEL" and level_word(value) == "LOC":
-        used = _used(log, "NET/", "GDRDMA")
+        ruled_out = _used(log, "NET/", "GDRDMA")
     elif name in NETWORK_OF_DEVICES and _used(log, NETWORK_OF_DEVICES[name]):
         nics: set[str] = set().union(*log.nics.values())
-        used = list_some(sorted(nic for nic in nics if not _is_among(nic, value)))
+        ruled_out = list_some(sorted(nic for nic in nics if not _is_among(nic, value)))
     elif f"{name}={value}" in RULED_OUT:
-        used = _used(log, RULED_OUT[f"{name}={value}"])
-    if used:
-        yield RULED_OUT_USED.of(used)
+        ruled_out = _used(log, RULED_OUT[f"{name}={value}"])
+    if ruled_out:
+        yield used(ruled_out)
 
 
 def _is_among(nic: str, value: str) -> bool:
@@ -393,12 +347,12 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
     return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items())
 
 
-def _p2p_level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
+def _p2p_level(level: str, evidence: Evidence) -> Iterator[Outcome]:
     """Check for P2P beyond the level, and for another transport than P2P within it."""
     if level == "LOC":
-        used = _used(evidence.log, "P2P/")
-        if used:
-            yield RULED_OUT_USED.of(used)
+        peer_transports = _used(evidence.log, "P2P/")
+        if peer_transports:
+            yield used(peer_transports)
         return
     if level not in DISTANCES or evidence.requested.get(P2P_DISABLE) == "1":
         return
@@ -426,22 +380,28 @@ def _p2p_level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
                 unused.append(f"{word} on {pair} ({link})")
     if beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found
-        outcome = RULED_OUT_USED if level in ("NVL", "NVB") else LONG_PATH_USED
-        yield outcome.of(list_some(beyond))
+        yield used(list_some(beyond), "invalid" if level in ("NVL", "NVB") else "suspect")
     if unused:
-        yield P2P_UNUSED.of(list_some(unused))
+        sentence = f", but NCCL did not use P2P where it may: {list_some(unused)}"
+        yield TRANSPORT, "suspect", sentence
     if unknown:
-        yield CLASS_UNKNOWN.of(list_some(list(unknown)))
+        pairs = list_some(list(unknown))
+        sentence = (
+            f", but the link class of {pairs} is not known, so the use of P2P was not checked"
+        )
+        yield TRANSPORT, "unchecked", sentence
 
 
 # Whether a setting changed anything, against the log of the same cell without it.
-def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[SettingOutcome]:
+def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[Outcome]:
     """Compare transports, channels and algorithms; yield nothing where one of them differs."""
+    unknown = " has an unknown effect: "
     if name in without.settings and same_value(name, value, without.settings[name]):
-        yield SAME_SETTING
+        why = "the run without it has the same setting in its NCCL log"
+        yield NO_EFFECT, "unchecked", unknown + why
         return
     if not (log.transports and without.transports):
-        yield ONE_UNCONNECTED
+        yield NO_EFFECT, "unchecked", f"{unknown}one of the two NCCL logs shows no connection"
         return
     if log.transports != without.transports:
         return
@@ -456,7 +416,8 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
     if any(choices[key] != choices_without[key] for key in common):
         return
     if name in WORDS_OF and not common:
-        yield NO_COMMON_SIZE
+        why = "the two NCCL logs have no message size in common"
+        yield NO_EFFECT, "unchecked", unknown + why
         return
     transports = " + ".join(sorted(set().union(*log.transports.values())))
     same = [transports]
@@ -464,16 +425,16 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
         same.append(f"{log.channels['collective']} channels")
     if common:
         same.append("the same algorithms")
-    outcome = NOTHING_CHANGED.of(", ".join(same))
+    sentence = f" changed nothing: NCCL used the same transports as without it ({', '.join(same)})"
     word = level_word(value)
     is_level = name == "NCCL_P2P_LEVEL" and word in DISTANCES and transports.startswith("P2P/")
     if is_level and DISTANCES.index(word) >= DISTANCES.index("PIX"):
         legacy = legacy_number(word)
-        level = f"level {word}"
-        if legacy is not None:
-            level = f"level {legacy} ({word})"
-        outcome = outcome._replace(sentence=outcome.sentence + LEVEL_IS_A_LIMIT.format(level))
-    yield outcome
+        level = word if legacy is None else f"{legacy} ({word})"
+        sentence += (
+            f"; level {level} is the longest way that P2P may take, so it does not force PCIe"
+        )
+    yield NO_EFFECT, "finding", sentence
 
 
 def _choices_by_size(log: NcclLog) -> Choices:
