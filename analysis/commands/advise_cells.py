@@ -37,7 +37,12 @@ from analysis.findings.comparisons import (
     comparisons,
     rank_configurations,
 )
-from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
+from analysis.prediction.calibration_data import (
+    CalibrationData,
+    MeasuredCell,
+    calibrate,
+    cells_with,
+)
 from analysis.prediction.candidates import (
     Candidate,
     ForecastRequest,
@@ -133,7 +138,9 @@ def rank(
     for candidate in several:
         query = candidate.query
         measured = []
-        for cell in calibration.with_step.get(query.kind, {}).get(query.batch_size, ()):
+        for cell in (
+            cells_with(calibration, "step_ms").get(query.kind, {}).get(query.batch_size, ())
+        ):
             if set(cell.query.members) == set(query.members) and cell.rate is not None:
                 measured.append(cell)
         if measured:

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
@@ -70,8 +70,8 @@ class MeasuredCell:
     label: str = ""
     rate: Estimate | None = None  # images per second of the next run, as reports have it
     lent_by: str = ""  # whose noise floor its interval has, where it is not that of equal cells
-    # What a calibration measured in its ranks (benchmarks/training/calibration); empty without one.
-    buckets: tuple[float, ...] = ()  # bytes of each on the wire
+    # What a calibration measured in its ranks (benchmarks/training/calibration); None without one.
+    buckets: tuple[float, ...] | None = None  # bytes of each on the wire
     moments: Moments | None = None
 
 
@@ -88,11 +88,7 @@ class CalibrationData:
     links: LinkModel
     link_class: str | None = None  # the farthest between its GPUs
     machine: str = ""  # that forecasts are for
-
-    @functools.cached_property
-    def memo(self) -> dict[Any, Any]:
-        """What functions keep of it (once)."""
-        return {}
+    memo: dict[Any, Any] = field(default_factory=dict, init=False)  # what functions keep (once)
 
     @functools.cached_property
     def timed(self) -> list[MeasuredCell]:
@@ -106,32 +102,6 @@ class CalibrationData:
         for cell in self.timed:
             cells[cell.query.workload].append(cell)
         return dict(cells)
-
-    @functools.cached_property
-    def with_step(self) -> CellIndex:
-        """The cells with a step time."""
-        return index_of(self.timed)
-
-    @functools.cached_property
-    def with_buckets(self) -> CellIndex:
-        """The cells whose buckets a calibration measured."""
-        return index_of(cell for cell in self.cells if cell.buckets)
-
-    @functools.cached_property
-    def with_moments(self) -> CellIndex:
-        """The cells whose moments a calibration measured."""
-        return index_of(cell for cell in self.cells if cell.moments)
-
-    @functools.cached_property
-    def with_exchange(self) -> CellIndex:
-        """The cells of several ranks with an exchange alone."""
-        alone = (cell for cell in self.cells if cell.exchange_ms is not None)
-        return index_of(cell for cell in alone if cell.query.ranks > 1)
-
-    @functools.cached_property
-    def with_cost(self) -> CellIndex:
-        """The cells with a step time and a cost."""
-        return index_of(cell for cell in self.timed if cell.cost_ms is not None)
 
     @property
     def unit(self) -> str:
@@ -172,11 +142,27 @@ class CalibrationData:
         return replace(self, cells=tuple(cells), links=links)
 
 
-def index_of(cells: Iterable[MeasuredCell]) -> CellIndex:
-    """Return cells by their kinds and batch sizes."""
+def once(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return a function of a calibration that is computed once for it and the other arguments."""
+
+    @functools.wraps(function)
+    def kept(calibration: CalibrationData, *of: Hashable) -> Value:
+        key = function.__name__, of
+        if key not in calibration.memo:
+            calibration.memo[key] = function(calibration, *of)
+        value: Value = calibration.memo[key]
+        return value
+
+    return kept
+
+
+@once
+def cells_with(calibration: CalibrationData, *parts: str) -> CellIndex:
+    """Return the cells that have these parts, by their kinds and batch sizes."""
     index: dict[int, dict[int, list[MeasuredCell]]] = defaultdict(lambda: defaultdict(list))
-    for cell in cells:
-        index[cell.query.kind][cell.query.batch_size].append(cell)
+    for cell in calibration.cells:
+        if all(getattr(cell, part) is not None for part in parts):
+            index[cell.query.kind][cell.query.batch_size].append(cell)
     return {kind: dict(sorted(batches.items())) for kind, batches in index.items()}
 
 
@@ -241,20 +227,6 @@ def _between_kinds(here: CellQuery, there: CellQuery) -> tuple[float, ...]:
             float(here.machine != there.machine),
         )
     return _BETWEEN_KINDS[pair]
-
-
-def once(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Return a function of a calibration that is computed once for it and the other arguments."""
-
-    @functools.wraps(function)
-    def kept(calibration: CalibrationData, *of: Hashable) -> Value:
-        key = function.__name__, of
-        if key not in calibration.memo:
-            calibration.memo[key] = function(calibration, *of)
-        value: Value = calibration.memo[key]
-        return value
-
-    return kept
 
 
 def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
@@ -366,7 +338,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         label=runs.cell.name,
         rate=rate,
         lent_by=lent_by,
-        buckets=read_buckets(tables),
+        buckets=read_buckets(tables) or None,
         moments=read_moments(tables),
     )
 

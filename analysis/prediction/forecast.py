@@ -21,6 +21,7 @@ from analysis.prediction.calibration_data import (
     CalibrationData,
     MeasuredCell,
     calibrate,
+    cells_with,
     nearest_cells,
     once,
 )
@@ -195,7 +196,8 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
             there.strategy != query.strategy,
         )
 
-    nearest = next(nearest_cells(calibration.with_cost, query, unlike), None)
+    with_cost = cells_with(calibration, "step_ms", "cost_ms")
+    nearest = next(nearest_cells(with_cost, query, unlike), None)
     if nearest is None or nearest.cost_ms is None:
         return 0.0
     return mean(nearest.cost_ms)

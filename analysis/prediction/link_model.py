@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -144,6 +145,8 @@ class LinkModel:
     # {GPUs: GB/s in sum} of copies between host memory and so many GPUs at once, both ways.
     host_gb_per_s: Mapping[int, float] = field(default_factory=dict)
     network: HostNetwork | None = None  # between hosts, in place of what was measured of it
+    # The curves that were looked for, of thousands.
+    _nearest: dict[Any, TimeCurve] = field(default_factory=dict, init=False, compare=False)
 
     def time(
         self, kind: str, size_bytes: float, ranks: int, wire: ExchangeWire, hosts: int = 1
@@ -222,11 +225,6 @@ class LinkModel:
         return {
             (curve.kind, curve.wire.transport) for curve in self.curves if not curve.of_gradients
         }
-
-    @functools.cached_property
-    def _nearest(self) -> dict[tuple[str, int, ExchangeWire, bool], TimeCurve]:
-        """The curves that were looked for, of thousands."""
-        return {}
 
     def _nearest_curve(
         self, kind: str, ranks: int, wire: ExchangeWire, across_hosts: bool = False

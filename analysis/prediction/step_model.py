@@ -14,7 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, matching_cells, once
+from analysis.prediction.calibration_data import (
+    CalibrationData,
+    MeasuredCell,
+    cells_with,
+    matching_cells,
+    once,
+)
 from analysis.prediction.distributions import (
     Draws,
     average,
@@ -241,7 +247,8 @@ def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]])
 
 def buckets_of(calibration: CalibrationData, query: CellQuery) -> tuple[float, ...]:
     """Return the bytes of each bucket: as a cell that fills them alike has them, else all full."""
-    for cell in matching_cells(calibration.with_buckets, query, "bucket_plan"):
+    for cell in matching_cells(cells_with(calibration, "buckets"), query, "bucket_plan"):
+        assert cell.buckets is not None
         whole = query.sent_bytes
         if cell.query.halves == query.halves:
             whole = sum(cell.buckets)
@@ -253,12 +260,12 @@ def nearest_exchange(calibration: CalibrationData, query: CellQuery) -> Measured
     """Return the cell whose exchange alone is most like that of the query."""
     if query.across_hosts and calibration.links.network is not None:
         return None  # what is described was not measured
-    same = ["same_exchange", "across_hosts", "shares_gpu"]
+    same = ["is_alone", "same_exchange", "across_hosts", "shares_gpu"]
     if collective(query) is not None or query.across_hosts:
         same.append("transport")
     if query.ranks < 2:
         return None
-    return next(matching_cells(calibration.with_exchange, query, *same), None)
+    return next(matching_cells(cells_with(calibration, "exchange_ms"), query, *same), None)
 
 
 def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTimes:
@@ -288,7 +295,8 @@ def replay_of(
     during, after = [ms / period for ms in during], after / period
     ready_ms: list[Draws] = []
     backward_ms = bare
-    for cell in matching_cells(calibration.with_moments, query, "workload", "strategy"):
+    with_moments = cells_with(calibration, "moments")
+    for cell in matching_cells(with_moments, query, "workload", "strategy"):
         if cell.moments and len(cell.moments.ready_ms) == len(during):
             scale = bare / cell.moments.step_ms
             ready_ms = [scale * ms for ms in cell.moments.ready_ms]
@@ -347,7 +355,7 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
 
 def _contending(calibration: CalibrationData, query: CellQuery) -> Iterator[MeasuredCell]:
     same = "workload", "shares_gpu", "transport", "is_alone"
-    several = matching_cells(calibration.with_cost, query, *same)
+    several = matching_cells(cells_with(calibration, "step_ms", "cost_ms"), query, *same)
     return itertools.islice((cell for cell in several if occupies(cell.query)), MOST_SEEN)
 
 
@@ -377,7 +385,8 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     if alone is not None:
         return alone, ""
     same = "same_work", "shares_gpu", "workload"
-    for nearest in matching_cells(calibration.with_cost, query, *same):
+    with_cost = cells_with(calibration, "step_ms", "cost_ms")
+    for nearest in matching_cells(with_cost, query, *same):
         if nearest.query.is_alone or nearest.cost_ms is None:
             continue
         if nearest.query.wire != query.wire:
