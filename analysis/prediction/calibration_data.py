@@ -473,7 +473,6 @@ def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) 
 
 
 def _within(value: Any, least: float, most: float) -> float:
-    """Return a number between bounds. Raises ValueError for anything else."""
     checked = finite(value)
     if checked is None or not least <= checked <= most:
         raise ValueError(f"{value!r:.40} is not a number from {least:g} to {most:g}")

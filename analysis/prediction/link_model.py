@@ -229,7 +229,6 @@ class LinkModel:
     def _nearest_curve(
         self, kind: str, ranks: int, wire: ExchangeWire, across_hosts: bool = False
     ) -> TimeCurve:
-        """Return the curve of a collective that is nearest to what is asked. Raises ValueError."""
         key = kind, ranks, wire, across_hosts
         if key in self._nearest:
             return self._nearest[key]

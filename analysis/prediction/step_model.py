@@ -217,7 +217,6 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
 
 
 def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]]) -> Part:
-    """Return the step of a batch by the nearest two other batch sizes."""
     if not usable:
         raise ValueError(
             f"batch_size={query.batch_size}: with every measured batch size GPUs wait for the CPU "
@@ -314,7 +313,6 @@ def replay_of(
 
 
 def _replay_measured(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> Replay:
-    """Replay a step of a measured cell with this γ, as its parts are forecast."""
     times = exchange_times(calibration, query)
     bare, _ = bare_step(calibration, query)
     return replay_of(calibration, query, bare, times, gamma)
@@ -430,7 +428,6 @@ def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | 
 def _alone_with_cost(
     calibration: CalibrationData, workload: Workload, options: Options
 ) -> dict[int, list[MeasuredCell]]:
-    """Return the cells of one rank that have a cost, by batch size, ascending."""
     alone: list[MeasuredCell] = []
     for cell in calibration.cells:
         same = cell.query.options == options and cell.query.workload == workload
@@ -481,7 +478,6 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
 
 @once
 def _between_runs_ms(calibration: CalibrationData, workload: Workload) -> float:
-    """Return the standard deviation of a step between runs of equal cells."""
     deviations_ms = []
     for cell in calibration.by_workload[workload]:
         assert cell.step_ms is not None

@@ -8,7 +8,7 @@ nothing to look at is `not applicable`.
 import dataclasses
 from typing import Any
 
-from analysis.validity import below_wires, fast_paths, limits, results, surroundings
+from analysis.validity import fast_paths, limits, results, surroundings
 from analysis.validity.check import Check, CheckOutcome
 from analysis.validity.nccl_settings import IGNORED
 from benchmarks.record import REHEARSAL, VERDICTS, Record, Validity
@@ -54,7 +54,7 @@ CHECKS: tuple[Check, ...] = (
     surroundings.foreign_cpu,
     surroundings.setting_not_asked,
     fast_paths.path_not_engaged,
-    below_wires.transport_below_wires,
+    surroundings.transport_below_wires,
     surroundings.clocks_differ,
     limits.noisy,
     limits.cpu_bound,

@@ -20,7 +20,6 @@ from analysis.validity.nccl_settings import Evidence, SettingResult, check_setti
 from benchmarks.record import CellFolder, Record
 from benchmarks.record.folder import ONCE, read_text
 
-GLOO = "TCP"
 MOST_WARNINGS = 20
 
 
@@ -189,7 +188,7 @@ def gloo_between_hosts(record: Record) -> dict[str, Any]:
     if len(set(names)) == 1:
         names = names[:1]
     if all(names):
-        used["transport"] = f"{GLOO}/{'↔'.join(names)}"
+        used["transport"] = f"TCP/{'↔'.join(names)}"
     return used
 
 

@@ -142,7 +142,6 @@ def samples_of(path: Path, shape: Any) -> list[Sample]:
 
 
 def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
-    """Return the phases in which something is measured, by name."""
     measured: dict[str, list[Phase]] = {}
     for phase in phases:
         if phase.name not in NOT_MEASURED:

@@ -290,7 +290,6 @@ def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
 
 
 def _shares_cores(record: Record) -> bool:
-    """Return whether CPU workers and servers are more than the cores of a host."""
     cell, samples = record.cell, record.checks.get("cpu_samples")
     if cell.device != "cpu" or not cell.servers or not samples:
         return False
@@ -431,9 +430,7 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
     Raise benchmark.warmup_max_seconds.
     """
-    if record.checks["warmup_flat"]:
-        return None
-    return "not flat"
+    return None if record.checks["warmup_flat"] else "not flat"
 
 
 @check("suspect", "the efficiency is too high to be true: {}")

@@ -338,7 +338,6 @@ def _is_among(nic: str, value: str) -> bool:
 
 
 def _used(log: NcclLog, kind: str, having: str = "") -> str:
-    """List the transports of a kind with their pairs of ranks; empty if there is none."""
     used: dict[str, list[str]] = defaultdict(list)
     for pair, words in log.transports.items():
         for word in words:

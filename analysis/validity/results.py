@@ -132,9 +132,7 @@ def replicas_differ(record: Record, _: ValidityLimits) -> Judgement:
     """
     if "replicas_equal" not in record.checks:
         return _not_compared(record)
-    if record.checks["replicas_equal"]:
-        return None
-    return "other weights"
+    return None if record.checks["replicas_equal"] else "other weights"
 
 
 @check("invalid", "the exchanged gradient is not the mean of the local ones: {}", twice=True)
@@ -313,9 +311,7 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     """two timed windows of a rank have the same step times or the same start"""
     count = record.checks["windows_repeated"]
-    if not count:
-        return None
-    return f"{count} with the samples or the moment of another"
+    return f"{count} with the samples or the moment of another" if count else None
 
 
 @check(
@@ -381,9 +377,7 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
     5 % of all, have exactly the longest time, and no other time occurs twice
     """
     steps = record.checks.get("equal_longest")
-    if not steps:
-        return None
-    return f"{steps:.0f} steps took exactly as long as the longest one"
+    return f"{steps:.0f} steps took exactly as long as the longest one" if steps else None
 
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
@@ -459,9 +453,7 @@ def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     graphs = record.checks["graphs"]
     # older records do not say what ran
     parts = record.checks.get("arithmetic", {}).get("compiled_parts", graphs)
-    if graphs and parts:
-        return None
-    return "no graph"
+    return None if graphs and parts else "no graph"
 
 
 @check(

@@ -145,7 +145,8 @@ def verify(study: Path) -> Verification:
         result.limits.update(changed_limits(record))
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, by_id, result)
-        earlier = _ended_before(record, records.values())
+        others = (other for other in records.values() if other is not record)
+        earlier = (other for other in others if other.ended_at <= record.ended_at)
         try:
             recomputed = rebuilt(record, folder, earlier, lambda record: folders[record.record_id])
         except IncompleteLines as error:
@@ -160,12 +161,6 @@ def verify(study: Path) -> Verification:
         else:
             _compare_values(name, record, recomputed, result)
     return result
-
-
-def _ended_before(record: Record, records: Iterable[Record]) -> Iterator[Record]:
-    for candidate in records:
-        if candidate is not record and candidate.ended_at <= record.ended_at:
-            yield candidate
 
 
 def quotient(record: Record, metric: str) -> float | None:
