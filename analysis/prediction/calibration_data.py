@@ -319,10 +319,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     rate = runs.next_run(IMAGES_PER_SECOND)
     if rate is not None and rate.value <= 0:
         rate = None
-    lent_by = ""
     floor = runs.floor(IMAGES_PER_SECOND)
-    if floor is not None:
-        lent_by = floor.lent_by
     return MeasuredCell(
         query=query,
         record_ids=tuple(record_ids),
@@ -337,7 +334,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         launch_ms=tuple(ms for ms in launch_ms if 0 < ms <= MOST_MS),
         label=runs.cell.name,
         rate=rate,
-        lent_by=lent_by,
+        lent_by=floor.lent_by if floor else "",
         buckets=read_buckets(tables) or None,
         moments=read_moments(tables),
     )

@@ -102,12 +102,8 @@ def forecast(
     cost_ms = step_ms - compute_ms
     own_work_ms = min(mean(model.local), max(cost_ms, 0.0))
     null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * compute_ms)
-    images = (
-        rate_share(calibration, query.workload, query.strategy)
-        * query.ranks
-        * query.batch_size
-        * 1e3
-    )
+    share = rate_share(calibration, query.workload, query.strategy)
+    images = share * query.ranks * query.batch_size * 1e3
     basis = EXTRAPOLATED
     most_ranks = _most_ranks(calibration, query.workload)
     if query.ranks <= most_ranks and model.is_measured and not model.why:
@@ -224,13 +220,7 @@ class HeldOut:
     why: str = ""
     low: float | None = None  # of the step in ms, by the scores of the other cells
     high: float | None = None
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether the measured step lies in the interval; None without one."""
-        if self.low is None or self.high is None:
-            return None
-        return self.low <= self.step_ms <= self.high
+    inside: bool | None = None  # whether the measured step lies in it
 
 
 def hold_out(calibration: CalibrationData, way: str, most: float = math.inf) -> list[HeldOut]:
@@ -271,7 +261,7 @@ def hold_out(calibration: CalibrationData, way: str, most: float = math.inf) -> 
         scores = scores_of(apart for apart in held if apart is not result)
         if result.forecast is not None and len(scores) >= FEWEST_HELD_OUT:
             low, high = interval(result.forecast, conformal(scores))
-            result = replace(result, low=low, high=high)
+            result = replace(result, low=low, high=high, inside=low <= result.step_ms <= high)
         with_intervals.append(result)
     return with_intervals
 

@@ -64,13 +64,6 @@ class RecordedForecast:
         return self.low <= self.measured_ms <= self.high
 
     @property
-    def unexplained(self) -> bool:
-        """Whether the step and its own interval lie outside: much scatter contradicts none."""
-        if self.low is None or self.high is None:
-            return False
-        return self.least_ms > self.high or self.most_ms < self.low
-
-    @property
     def comparison(self) -> str:
         """What was measured against the forecast: `step 4.1 % longer`, `step as long`."""
         if abs(self.error) < AS_LONG:

@@ -397,13 +397,8 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     where = "one GPU"
     if query.shares_gpu or exchange_of(query).gpu_servers:
         where = f"{query.ranks} GPUs"
-    raise ValueError(
-        of_unit(
-            f"the overhead of strategy={query.strategy} was not measured; "
-            f"add a run of it on {where}",
-            query.unit,
-        )
-    )
+    sentence = f"the overhead of strategy={query.strategy} was not measured; "
+    raise ValueError(of_unit(f"{sentence}add a run of it on {where}", query.unit))
 
 
 def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | None:
@@ -467,11 +462,8 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
     nearest = nearest_exchange(calibration, query)
     if nearest is not None:
         there = nearest.query
-        is_measured = (there.ranks, there.wire, there.options) == (
-            query.ranks,
-            query.wire,
-            query.options,
-        )
+        is_same_exchange = there.wire == query.wire and there.options == query.options
+        is_measured = there.ranks == query.ranks and is_same_exchange
     why = tuple(filter(None, (no_bare, no_gamma, no_local)))
     return StepModel(step, bare, local, noise, played, is_measured, why)
 

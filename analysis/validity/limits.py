@@ -367,20 +367,21 @@ def unexplained(record: Record, _: ValidityLimits) -> Judgement:
         return not_applicable("there was no forecast of the step")
     if not forecast.in_time:
         return unchecked("the forecast was not written before the run began")
-    if forecast.inside is None:
+    low, high = forecast.low, forecast.high
+    if low is None or high is None:
         why = "too few runs of this kind could be held out"
         if record.cell.world_size == 1 or record.cell.strategy["name"] == "none":
             device = unit(record.cell.device)
             why = f"runs on one {device}, or without an exchange, are not held out"
         return not_applicable(f"no error was claimed: {why}")
-    if not forecast.unexplained:
+    if forecast.least_ms <= high and forecast.most_ms >= low:
         return None
     decimals = 1 if abs(forecast.error) >= AS_LONG else 3
     word = "slower" if forecast.error > 0 else "faster"
     return (
         f"measured {100 * abs(forecast.error):.{decimals}f} % {word} than forecast: "
         f"{forecast.measured_ms:.4g} ms instead of {forecast.step_ms:.4g} ms "
-        f"({forecast.low:.4g} to {forecast.high:.4g}; without a fault at most 1 run in "
+        f"({low:.4g} to {high:.4g}; without a fault at most 1 run in "
         f"{round(1 / (1 - forecast.level))} lies outside)"
     )
 
