@@ -35,7 +35,7 @@ OF_SEVERAL_RANKS = ("gradient_", "exchange")
 BEGUN = ("record_id", "started_at", "study", "sweep_id", "overrides", "drift")
 
 
-def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
+def gpu_cell(study, source=PAIR, cell=None, name=None):
     """Copy a cell into a study, changed as given. Return its folder."""
     before = read(RAW / source / "record.json")
     asked = Cell.from_dict(before.cell.to_dict() | (cell or {}))
@@ -44,43 +44,27 @@ def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
     for part in ("logs", "nccl"):
         (folder.path / part).mkdir()
     folder.cell.write_text(json.dumps(asked.to_dict()))
-    around = {
-        key: value
-        for key, value in before.environment.items()
-        if key not in ("versions", "servers")
-    }
-    begun = {key: getattr(before, key) for key in BEGUN} | {
-        "environment": around | (environment or {})
-    }
+    begun = {name: getattr(before, name) for name in BEGUN}
+    begun["environment"] = dict(before.environment)
+    begun["environment"].pop("versions", None)
     folder.attempt.write_text(json.dumps(begun))
-    several = len(asked.gpus) > 1
-    facts = {
-        name: value
-        for name, value in FACTS.items()
-        if several or not name.startswith(OF_SEVERAL_RANKS)
-    }
+    facts = {}
+    for fact, value in FACTS.items():
+        if len(asked.gpus) > 1 or not fact.startswith(OF_SEVERAL_RANKS):
+            facts[fact] = value
     facts["counted"] = {"timed": {"steps": 1, "images": asked.batch_size, "updates": 1}}
     facts["after"] = {**facts, "updates": 2, "steps": 2}
     edit_lines(folder, 0, lambda line: line["checks"].update(facts), kind="result")
-    for rank in range(len(asked.gpus)):
-        lengthen_warm_up(folder, rank)
+    for rank in range(len(asked.gpus)):  # cells of then warmed up for 0.7 s
+        lines = read_lines(folder.rank_lines(rank))
+        last = [line["time"] for line in lines if line.get("purpose") == "warm-up"][-1]
+        repeat_windows(folder, rank, WARM_UP_BLOCKS, time=last, purpose="warm-up")
     sample_gpus(folder, len(asked.gpus))
     sample_cpu(folder)
     if len(asked.gpus) > 1:
-        log_nccl(
-            folder,
-            asked,
-            before.effective["nccl"]["settings"],
-            before.effective["nccl"]["transports"]["0->1"][0],
-        )
+        nccl = before.effective["nccl"]
+        log_nccl(folder, asked.gpus, nccl["settings"], nccl["transports"]["0->1"][0])
     return folder
-
-
-def lengthen_warm_up(folder, rank):
-    """Repeat the last window of the warm-up: cells of then warmed up for 0.7 s."""
-    lines = read_lines(folder.rank_lines(rank))
-    last = [line["time"] for line in lines if line.get("purpose") == "warm-up"][-1]
-    repeat_windows(folder, rank, WARM_UP_BLOCKS, time=last, purpose="warm-up")
 
 
 def repeat_windows(folder, rank, times, **wanted):
@@ -98,11 +82,8 @@ def repeat_windows(folder, rank, times, **wanted):
     edit_lines(folder, rank, change)
 
 
-def sample_gpus(folder, gpus, change=None):
-    """Write samples of the GPUs, half a second apart; `change(phase, gpu, number)` returns what is otherwise in a sample."""
-    phases = [
-        line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")
-    ]
+def sample_gpus(folder, gpus, change=lambda phase, gpu: {}):
+    """Write samples of the GPUs, half a second apart; `change(phase, gpu)` returns what is otherwise in a sample."""
     folder.gpu_samples.unlink(missing_ok=True)
     lines = Lines(folder.gpu_samples)
     idle = {
@@ -113,51 +94,42 @@ def sample_gpus(folder, gpus, change=None):
         "sm_mhz": 1980, "power_w": 600.0, "temperature_c": 50, "reasons": 0, "memory_bytes": 40 << 30,
         "own_bytes": 40 << 30, "processes": 1, "busy_percent": 99,
     }  # fmt: skip
-    ends = [line["time"] for line in phases]
-    for number, (phase, begun, end) in enumerate(
-        [(None, ends[0] - 1, ends[0] - 1), *named(phases)]
-    ):
+    phases = phases_of(folder)
+    before = phases[0][1] - 1
+    for phase, begun, end in [(None, before, before), *phases]:
         at, sample = begun + 0.01, busy if phase else idle
         while at <= max(end, begun + 0.01):
-            more = [change(phase, gpu, number) if change else {} for gpu in range(gpus)]
-            lines.write(
-                "sample" if phase else "before",
-                at,
-                gpus=[{**sample, "foreign_pids": [], **one} for one in more],
-            )
+            rows = [{**sample, "foreign_pids": [], **change(phase, gpu)} for gpu in range(gpus)]
+            lines.write("sample" if phase else "before", at, gpus=rows)
             at += 0.5
 
 
 def sample_cpu(folder, others=lambda phase: 0.0):
     """Write samples of the CPU, twice a second; `others(phase)` is the share of its cores that strangers use."""
-    phases = [
-        line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")
-    ]
     folder.cpu_samples.unlink(missing_ok=True)
     lines, busy_s, own_s = Lines(folder.cpu_samples), 0.0, 0.0
-    for phase, begun, end in named(phases):
+    for phase, begun, end in phases_of(folder):
         for number in range(int((end - begun) * 2) + 1):
             lines.write("sample", begun + number / 2, cores=32, busy_s=busy_s, own_s=own_s)
             own_s += 1.0
             busy_s += 1.0 + others(phase) * 32 / 2
 
 
-def named(phases):
-    """(Name, begin, end) of each phase of a rank, which ends with its result."""
-    return [
-        (one["phase"], one["time"], after["time"])
-        for one, after in itertools.pairwise(phases)
-        if "phase" in one
-    ]
+def phases_of(folder):
+    """(Name, begin, end) of each phase of rank 0, which ends with its result."""
+    lines = read_lines(folder.rank_lines(0))
+    begun = [line for line in lines if line["kind"] in ("phase", "result")]
+    pairs = itertools.pairwise(begun)
+    return [(line["phase"], line["time"], end["time"]) for line, end in pairs if "phase" in line]
 
 
-def log_nccl(folder, cell, announced, transport, channels=24, ranks=None):
+def log_nccl(folder, gpus, announced, transport, channels=24, ranks=None):
     """Write NCCL's logs, one for each rank; `announced` are variables and values, of the ranks of `ranks` alone if given."""
-    count, every = len(cell.gpus), range(len(cell.gpus))
+    count = len(gpus)
     shutil.rmtree(folder.path / "nccl")
     (folder.path / "nccl").mkdir()
-    for rank in every:
-        gpu, peer = cell.gpus[rank], (rank + 1) % count
+    for rank, gpu in enumerate(gpus):
+        peer = (rank + 1) % count
         slash = "/0" if transport.startswith("P2P") else ""
         member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks {count} cudaDev {rank} nvmlDev {gpu}"
         member += f" busId {gpu}0 commId 0x1 - Init"
@@ -170,7 +142,7 @@ def log_nccl(folder, cell, announced, transport, channels=24, ranks=None):
             *(f"{name} set by environment to {value}" for name, value in said.items()),
             f"{channels} coll channels, {channels} collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer",
             f"{member} COMPLETE",
-            f"Channel 00{slash} : {rank}[{gpu}] -> {peer}[{cell.gpus[peer]}] via {transport}",
+            f"Channel 00{slash} : {rank}[{gpu}] -> {peer}[{gpus[peer]}] via {transport}",
         ]
         text = "".join(f"vm:{600 + rank}:1 [0] NCCL INFO {row}\n" for row in rows)
         (folder.path / "nccl" / f"vm.{600 + rank}.log").write_text(text)
@@ -192,10 +164,13 @@ def edit_json(path, change):
     path.write_text(json.dumps(content))
 
 
-def made(folder, known=(), folder_of=None):
+def made(folder, known=()):
     """Make the record of a folder as the launching process does, write it, and return it."""
+
+    def where(other):
+        return CellFolder(folder.path.parent / other.cell.folder)
+
     known, attempt = list(known), json.loads(folder.attempt.read_text())
-    where = folder_of or (lambda other: CellFolder(folder.path.parent / other.cell.folder))
     last = max(line["time"] for line in read_lines(folder.rank_lines(0)))
     record = assemble(folder, "finished", None, max(last, attempt["started_at"]) + 1, known, where)
     record = judged(with_values(record, known), ValidityLimits())

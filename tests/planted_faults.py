@@ -63,12 +63,9 @@ def die(folder):
     edit_lines(folder, 1, lambda line: [], kind="done")
 
 
-def logged(announced, transport="P2P/CUMEM", channels=24, ranks=None, asked=(0, 1)):
-    def plant(folder):
-        cell = type("Asked", (), {"gpus": asked})
-        log_nccl(folder, cell, ANNOUNCED | announced, transport, channels, ranks)
-
-    return plant
+def logged(announced, transport="P2P/CUMEM", channels=24, ranks=None):
+    said = ANNOUNCED | announced
+    return lambda folder: log_nccl(folder, (0, 1), said, transport, channels, ranks)
 
 
 def by_rank_one(folder):
@@ -84,7 +81,7 @@ def by_rank_one(folder):
 
 def sampled(change):
     """Plant samples of the GPUs: `change(phase, gpu)` for the samples of a phase."""
-    return lambda folder: sample_gpus(folder, 2, lambda phase, gpu, number: change(phase, gpu))
+    return lambda folder: sample_gpus(folder, 2, change)
 
 
 def during(*phases, **sample):
@@ -99,7 +96,7 @@ def one_heat_sample(folder):
     """A single sample of one GPU in the timed window."""
     left = [{"reasons": HEAT}]
 
-    def change(phase, gpu, number):
+    def change(phase, gpu):
         return left.pop() if phase == "timed" and gpu == 1 and left else {}
 
     sample_gpus(folder, 2, change)
@@ -109,7 +106,7 @@ def arrive(folder):
     """20 GiB more on one GPU from the second sample of the timed window on."""
     seen = []
 
-    def change(phase, gpu, number):
+    def change(phase, gpu):
         seen.extend(["timed"] * (phase == "timed" and gpu == 1))
         return {"memory_bytes": 60 * GIB} if gpu == 1 and len(seen) > 1 else {}
 
