@@ -6,6 +6,7 @@ import hashlib
 import math
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ STRATEGIES_STUDY = Path(__file__).parent / "data" / "h200_x4" / "strategies"
 STRATEGY = "nccl_allreduce"
 GRADIENT_BYTES = 102_228_128
 CLOCK_MHZ = 1980.0
+NV18 = {"link_class": "NV18", "transport": "P2P/CUMEM over NV18"}
 
 
 @functools.cache
@@ -57,12 +59,12 @@ class Truth:
 
     def step_ms(self, strategy, gpus):
         """Without any noise."""
-        computing = max(self.alone_ms[gpu] for gpu in gpus) + (
-            self.overhead_ms if strategy != "none" else 0.0
-        )
+        computing, exchange = max(self.alone_ms[gpu] for gpu in gpus), 0.0
+        if strategy != "none":
+            computing += self.overhead_ms
+            exchange = self.exposed_ms + self.unexplained_ms
         if len(gpus) == 1:
             return computing
-        exchange = self.exposed_ms + self.unexplained_ms if strategy != "none" else 0.0
         return computing / self.clock_share + self.contention_ms + exchange
 
     def rate(self, strategy, gpus):
@@ -91,18 +93,14 @@ class Simulator:
         rate = truth.rate(strategy, gpus) * factor * cell.batch_size / truth.batch_size
         rate *= math.exp(self.generator.normal(0, truth.noise)) if truth.noise else 1.0
         metrics = {"throughput/images_per_second": rate, "gpu/sm_mhz": CLOCK_MHZ}
-        within_run = {
-            "throughput/images_per_second": {"low": rate * (1 - 2e-4), "high": rate * (1 + 2e-4)}
-        }
+        ends = {"low": rate * (1 - 2e-4), "high": rate * (1 + 2e-4)}
+        within_run = {"throughput/images_per_second": ends}
         if len(gpus) > 1:
             metrics["gpu/sm_mhz"] *= truth.clock_share
         if len(gpus) > 1 and strategy != "none":
             cost = truth.overhead_ms / truth.clock_share + truth.exposed_ms
-            cost += (
-                self.generator.normal(0, truth.noise * truth.step_ms(strategy, gpus))
-                if truth.noise
-                else 0.0
-            )
+            if truth.noise:
+                cost += self.generator.normal(0, truth.noise * truth.step_ms(strategy, gpus))
             metrics |= {
                 "strategy/cost_ms": cost,
                 "comm/busbw_gb_per_s": 270.0 * math.exp(self.generator.normal(0, truth.noise)),
@@ -129,9 +127,7 @@ class Simulator:
             model={"gradient_bytes": GRADIENT_BYTES},
             metrics=metrics if state == "finished" else {},
             within_run=within_run if state == "finished" else {},
-            effective={"link_class": "NV18", "transport": "P2P/CUMEM over NV18"}
-            if len(gpus) > 1
-            else {},
+            effective=NV18 if len(gpus) > 1 else {},
             drift=drift,
         )
 
@@ -230,38 +226,28 @@ class ForecastMachine:
     """Four GPUs; measures one cell after the other, each with its forecast."""
 
     def __init__(self, seed=0):
-        self.known, self.scatter, self.simulator = (
-            [],
-            random.Random(seed),
-            Simulator(Truth(noise=0.0)),
-        )
+        self.known, self.scatter = [], random.Random(seed)
+        self.simulator = Simulator(Truth(noise=0.0))
         self.forecasts = Forecasts("auto", lambda job: job())
 
     def measure(self, gpus, batch_size, strategy="nccl_allreduce", truths=SOUND_MACHINE):
         """Return the record of a cell with its forecast, judged by the check of that alone."""
         record = self._measured(gpus, batch_size, strategy, truths)
         predicted = self.forecasts.before(record.cell, record.environment, self.known)
-        record = with_forecast(
-            dataclasses.replace(record, predicted=predicted, started_at=predicted["made_at"])
-        )
-        codes = {
-            code: said
-            for code, said in judge(record, ValidityLimits()).codes.items()
-            if code == "unexplained"
-        }
-        validity = dataclasses.replace(
-            record.validity, verdict="suspect" if codes else "valid", codes=codes
-        )
-        return dataclasses.replace(record, validity=validity)
+        record = changed(record, predicted=predicted, started_at=predicted["made_at"])
+        record = with_forecast(record)
+        codes = judge(record, ValidityLimits()).codes
+        if "unexplained" not in codes:
+            return record
+        return changed(record, validity=Validity("suspect", {"unexplained": codes["unexplained"]}))
 
     def calibrate(self, batches=(64, 128, 192, 256)):
         """Measure every GPU alone, two pairs and all: later forecasts rest on them. Return this machine."""
         alone = [((gpu,), "none") for gpu in range(4)] + [((0,), "nccl_allreduce")]
         together = [(gpus, "nccl_allreduce") for gpus in ((0, 1), (2, 3), (0, 1, 2, 3))]
         for gpus, strategy in (*alone, *together):
-            self.known += [
-                self._measured(gpus, batch, strategy, SOUND_MACHINE) for batch in batches
-            ]
+            for batch in batches:
+                self.known.append(self._measured(gpus, batch, strategy, SOUND_MACHINE))
         self.forecasts.learn(self.known)
         return self
 
@@ -271,10 +257,7 @@ class ForecastMachine:
         cell = Cell.from_dict(made.cell.to_dict() | {"strategy": chosen})
         compute = (10 + 0.2 * batch_size) * (truths.slow_rank if len(gpus) > 1 else 1.0)
         sizes = _bucket_bytes(truths.bucket_mib)
-        ready = [
-            compute * (1 + 2 * sum(sizes[: place + 1]) / sum(sizes)) / 3
-            for place in range(len(sizes))
-        ]
+        ready = [compute * (1 + 2 * done / sum(sizes)) / 3 for done in accumulate(sizes)]
         times = [_exchange_ms(size, len(gpus), truths.gb_per_s) for size in sizes]
         own = 0.0 if strategy == "none" else 0.5
         played = replay(
@@ -298,10 +281,10 @@ class ForecastMachine:
         }  # fmt: skip
         tables = {"buckets": {"rows": rows}, "timeline": {"rows": [quiet]}} if own else {}
         if own and len(gpus) > 1:
-            measured = [
-                {"bytes": size, "ms": _exchange_ms(size, len(gpus), truths.gb_per_s)}
-                for size in (64 << 10, MIB, *sizes)
-            ]
+            measured = []
+            for size in (64 << 10, MIB, *sizes):
+                ms = _exchange_ms(size, len(gpus), truths.gb_per_s)
+                measured.append({"bytes": size, "ms": ms})
             tables["bucket_exchange"] = {"operation": "all_reduce", "rows": measured}
         return dataclasses.replace(
             made, cell=cell, cell_key=cell.key, metrics=metrics, tables=tables, within_run={}, series={},
@@ -312,9 +295,8 @@ class ForecastMachine:
 def _bucket_bytes(cap_mib):
     """The bytes of each bucket, the last one first."""
     full = int(cap_mib * MIB)
-    return [full] * (FORECAST_GRADIENT_BYTES // full) + [FORECAST_GRADIENT_BYTES % full] * (
-        FORECAST_GRADIENT_BYTES % full > 0
-    )
+    count, rest = divmod(FORECAST_GRADIENT_BYTES, full)
+    return [full] * count + [rest] * (rest > 0)
 
 
 def _exchange_ms(size, ranks, gb_per_s):

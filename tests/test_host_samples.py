@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from build import ROOT
+from build import DATA, ROOT
 
 from analysis.validity.check import unchecked
 from analysis.validity.checks import judge
@@ -27,9 +27,7 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
 from conf.schema import ValidityLimits
 
-RAW = (
-    ROOT / "tests" / "data" / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
-)
+RAW = DATA / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 H200_X1 = RAW.parent.parent / "h200_x1"
 STRANGER = RAW.parent.parent / "h200_x1_stranger"
 PHASES = [
@@ -52,27 +50,20 @@ def sampled(tmp_path, *hosts):
     for number, (said, others) in enumerate(hosts):
         gpus, load = [{"kind": "before", "time": began, "gpus": [IDLE]}], []
         for moment in (began + part / 2 for part in range(int(2 * (ended - began)) + 1)):
-            busy = (
-                {**IDLE, "reasons": 0, "memory_bytes": 40 * GIB, **said}
-                if moment >= steps
-                else IDLE
-            )
-            gpus.append({"kind": "sample", "time": moment + number / 10, "gpus": [busy]})
-            used_s = 4 * others * (moment - began)
-            load.append(
-                {"kind": "sample", "time": moment, "cores": 4, "busy_s": used_s + 1, "own_s": 1.0}
-            )
-        for path, lines in (
-            (folder.samples_of("gpus", number), gpus),
-            (folder.samples_of("cpu", number), load),
-        ):
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            busy = {**IDLE, "reasons": 0, "memory_bytes": 40 * GIB, **said}
+            gpu = busy if moment >= steps else IDLE
+            gpus.append({"kind": "sample", "time": moment + number / 10, "gpus": [gpu]})
+            busy_s = 4 * others * (moment - began) + 1
+            used = {"cores": 4, "busy_s": busy_s, "own_s": 1.0}
+            load.append({"kind": "sample", "time": moment, **used})
+        for kind, lines in (("gpus", gpus), ("cpu", load)):
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            folder.samples_of(kind, number).write_text(text)
     metrics, checks = summary(folder)
     record = records.read(folder.record)
     cell = dataclasses.replace(record.cell, hosts=("a", "b"), gpus=(0,))
-    return dataclasses.replace(
-        record, cell=cell, metrics=record.metrics | metrics, checks=record.checks | checks
-    ), folder
+    metrics, checks = record.metrics | metrics, record.checks | checks
+    return dataclasses.replace(record, cell=cell, metrics=metrics, checks=checks), folder
 
 
 def test_images_per_joule_rest_on_the_counter_of_energy(tmp_path):
@@ -151,24 +142,18 @@ def test_files_of_further_hosts_are_hashed_packed_set_aside_and_verified(tmp_pat
     record = dataclasses.replace(record, raw_sha256=folder.raw_sha256())
     assert names <= record.raw_sha256.keys()
     folder.pack()
-    assert (
-        folder.raw_sha256() == record.raw_sha256
-        and {path.name for path in folder.published()} >= names
-    )
-    alone = dataclasses.replace(
-        record, cell=dataclasses.replace(record.cell, hosts=(), gpus=(0, 1))
-    )
+    assert folder.raw_sha256() == record.raw_sha256
+    assert {path.name for path in folder.published()} >= names
+    cell = dataclasses.replace(record.cell, hosts=(), gpus=(0, 1))
+    alone = dataclasses.replace(record, cell=cell)
 
     def again():
         return rebuilt(alone, folder, [], lambda one: folder)
 
-    assert again().record.metrics["gpu/power_w"] == record.metrics[
-        "gpu/power_w"
-    ] and again().unknown == {"effective"}
+    assert again().record.metrics["gpu/power_w"] == record.metrics["gpu/power_w"]
+    assert again().unknown == {"effective"}
     (folder.path / "gpus-1.jsonl.gz").unlink()
-    assert {"metrics gpu/power_w", "checks gpu_samples"} <= again().unknown, (
-        "one host alone does not give these"
-    )
+    assert {"metrics gpu/power_w", "checks gpu_samples"} <= again().unknown, "of both hosts"
     folder.set_aside()
     assert {path.name for path in folder.path.iterdir()} == {"attempt-1"}
 
@@ -194,9 +179,8 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
     sampling.start(lambda: None)
     first = list(read_lines(folder.cpu_samples))
     assert first, "there is a sample before any rank starts"
-    subprocess.run(
-        [sys.executable, "-c", BURN], check=True
-    )  # a rank: a child of what started the sampling
+    # a rank: a child of what started the sampling
+    subprocess.run([sys.executable, "-c", BURN], check=True)
     sampling.end()
     lines = list(read_lines(folder.cpu_samples))
     assert lines[-1]["own_s"] - first[0]["own_s"] > 0.25
@@ -207,9 +191,7 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
 
 def test_sampling_ends_with_its_agent_however_that_ends_and_removes_what_the_agent_made(tmp_path):
     command, around = [sys.executable, "-c", AGENT], {**os.environ, "TMPDIR": str(tmp_path)}
-    agent = subprocess.Popen(
-        command, cwd=ROOT, env=around, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    agent = subprocess.Popen(command, cwd=ROOT, env=around, stdin=-1, stdout=-1)
     sampler = psutil.Process(int(agent.stdout.readline()))
     (folder,) = tmp_path.iterdir()
     assert (folder / "cpu.jsonl").exists()
@@ -236,9 +218,7 @@ def test_descriptors_from_1024_on_are_waited_for():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
         high = fcntl.fcntl(read, fcntl.F_DUPFD, 1500)
-        assert (
-            wait_readable([high], 0.0) == [] and wait_readable([high], 0.0, writing=[write]) == []
-        )
+        assert wait_readable([high], 0.0) == wait_readable([high], 0.0, writing=[write]) == []
         os.write(write, b"x")
         assert wait_readable([read, high], 0.0) == [read, high]
         os.close(write)

@@ -86,9 +86,7 @@ def observe(
     if tuning is not None and tuning.algorithms:
         effective["choices"] = choices_of(tuning)
     findings = []
-    study = Study.of(())
-    if requested:
-        study = Study.of(known)
+    study = Study.of(known if requested else ())
     for name, value in requested.items():
         reference_log, choices = None, None
         reference = _without(record, name, study)
