@@ -362,9 +362,7 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
         return f"precision={precision}, and TF32 was {'on' if facts['tf32'] else 'off'}"
     layers = sum(facts["layers"].values())
     right = facts["layers"].get(LAYERS.get(precision, "float32"), 0)
-    fewest = FEWEST_RIGHT
-    if record.cell.model.library == OWN_MODEL:
-        fewest = FEWEST_OF_OWN
+    fewest = FEWEST_OF_OWN if record.cell.model.library == OWN_MODEL else FEWEST_RIGHT
     if right < fewest * layers:
         wrong = f"{layers - right} of {layers} layers"
         return f"precision={precision}, and {wrong} returned another dtype"

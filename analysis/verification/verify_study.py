@@ -387,9 +387,7 @@ class QuickCheck:
         if self.compared != self.with_samples:
             runs = f"{self.compared:,} of {self.with_samples:,}"
             rest = " `python -m analysis verify` compares all."
-        verdict = "all agree"
-        if self.wrong:
-            verdict = f"{self.wrong:,} do not agree"
+        verdict = f"{self.wrong:,} do not agree" if self.wrong else "all agree"
         return f"Runs compared with their raw samples: {runs}; {verdict}.{rest}"
 
 
