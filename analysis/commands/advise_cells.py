@@ -138,9 +138,8 @@ def rank(
     for candidate in several:
         query = candidate.query
         measured = []
-        for cell in (
-            cells_with(calibration, "step_ms").get(query.kind, {}).get(query.batch_size, ())
-        ):
+        alike = cells_with(calibration, "step_ms").get(query.kind, {})
+        for cell in alike.get(query.batch_size, ()):
             if set(cell.query.members) == set(query.members) and cell.rate is not None:
                 measured.append(cell)
         if measured:
