@@ -24,12 +24,11 @@ from pathlib import Path
 
 from analysis.input_files import UnreadableInput, most_unpacked
 from analysis.report.build import examine
-from analysis.report.report_files import Report, write
-from analysis.report.table import TEXT_LENGTH
+from analysis.report.report_files import Report, filled, write
 from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import open_study
-from analysis.text import count, markdown, single_line
+from analysis.text import count, single_line
 from analysis.verification.verify_study import ABSENT, Difference, Verification, is_sample, verify
 from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
@@ -169,19 +168,6 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _readme(report: Report, study: str, checked: Verification, is_scatter_beside: bool) -> str:
-    """Return the README: with the version and commit of this program, and the versions of what
-    draws and rounds.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("analysis.report", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["markdown"] = lambda text: markdown(text, TEXT_LENGTH)
     made = {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         made["version"] = importlib.metadata.version("ringside")
@@ -193,14 +179,8 @@ def _readme(report: Report, study: str, checked: Verification, is_scatter_beside
     for library in DRAWN_BY:
         made[library] = importlib.metadata.version(library)
     name = single_line(study).replace("`", "'")
-    return environment.get_template("bundle.md.j2").render(
-        report=report,
-        study=name,
-        folder=f"BUNDLE/{shlex.quote(name)}",
-        checked=checked,
-        beside=is_scatter_beside,
-        made=made,
-    )
+    values = {"study": name, "folder": f"BUNDLE/{shlex.quote(name)}", "checked": checked}
+    return filled("bundle.md.j2", report, beside=is_scatter_beside, made=made, **values)
 
 
 def _git(*arguments: str) -> str:

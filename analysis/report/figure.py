@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.report.table import Table, figure_float
+from analysis.report.table import Table, latex
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
 HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent
@@ -74,11 +74,21 @@ class Figure:
     on_page: tuple[str, ...] = ()  # drawings for a screen and for a phone; empty: that of the file
 
     def to_latex(self) -> str:
-        r"""Return a float to be \input."""
-        is_narrow = False
-        if self.figure is not None and not self.card:
-            is_narrow = self.figure.get_figwidth() <= WIDTHS_IN["single"]
-        return figure_float(self.name, self.caption, is_narrow, self.card)
+        r"""Return a float to be \input: over two columns where it is wider than one."""
+        environment, size = "figure*", ""
+        if self.card:
+            size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]"
+        elif self.figure is not None and self.figure.get_figwidth() <= WIDTHS_IN["single"]:
+            environment = "figure"
+        lines = [
+            r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF",
+            rf"\begin{{{environment}}}[htbp]",
+            r"\centering",
+            rf"\includegraphics{size}{{{self.name}.pdf}}",
+            rf"\caption{{{latex(self.caption)}}}\label{{fig:{self.name}}}",
+            rf"\end{{{environment}}}",
+        ]
+        return "\n".join([*lines, ""])
 
     @property
     def drawings(self) -> list[str]:

@@ -217,13 +217,12 @@ class Report:
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
     """Return the HTML page; `files` are those written with it."""
-    shown = {"colours": COLOURS, "files": files, "policy": POLICY}
-    return _filled("report.html.j2", report, True, **shown)
+    return filled("report.html.j2", report, colours=COLOURS, files=files, policy=POLICY)
 
 
 def markdown_page(report: Report) -> str:
     """Return the report as Markdown; its figures are files of the folder `figures`."""
-    return _filled("report.md.j2", report, False, text=lambda text: markdown(text, TEXT_LENGTH))
+    return filled("report.md.j2", report)
 
 
 def paper(report: Report) -> str:
@@ -247,9 +246,14 @@ def paper(report: Report) -> str:
     )
 
 
-def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
+def filled(name: str, report: Report, **values: Any) -> str:
     """Return a filled template; in HTML every text is escaped and made a single line."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    is_html = name.endswith(".html.j2")
+
+    def text(value: object) -> str:
+        return markdown(value, TEXT_LENGTH)
 
     def finalize(value: Any) -> Any:
         if is_html and type(value) is str:
@@ -266,7 +270,7 @@ def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
         finalize=finalize,
     )
     template = environment.get_template(name)
-    return template.render(report=report, rows=PAGE_ROWS, **values)
+    return template.render(report=report, rows=PAGE_ROWS, text=text, **values)
 
 
 def write(content: Report, folder: Path) -> Path:
