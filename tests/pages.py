@@ -1,7 +1,10 @@
-"""Pages in Debian's chromium: how wide they are."""
+"""Pages of reports: how they are written, and how wide they are in Debian's chromium."""
 
 import re
 import subprocess
+
+from analysis.report.build import examine
+from analysis.report.report_files import write
 
 PHONE, SCREEN = 390, 1280  # pixels
 SCRIPT = (
@@ -9,6 +12,11 @@ SCRIPT = (
     "const told = all.map(e => e.scrollWidth + ' of ' + e.clientWidth).join(', ');"
     "document.body.innerHTML = '<p id=told>' + told + '</p>'; }"
 )
+
+
+def report(folder, out):
+    """Write the report of a study and return its page."""
+    return write(examine(folder)[0], out)
 
 
 def widths(page, folder):

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 from build import EVIL, ROOT, record, study
-from pages import widths
+from pages import report, widths
 from simulate import Simulator, Truth
 
 from analysis import open_study as open_notebook
 from analysis.__main__ import main
 from analysis.findings.comparisons import Comparison
 from analysis.findings.examine import Findings, findings_of
-from analysis.report.build import examine, report
+from analysis.report.build import examine
 from analysis.report.cell_numbers import cell_numbers
 from analysis.report.charts import Axis, DotRow, DrawnCurve, curves_figure, rows_figure
 from analysis.report.figure import colours, style

@@ -14,7 +14,7 @@ from analysis.prediction.forecast import forecast
 from analysis.prediction.link_model import HostNetwork
 from analysis.prediction.query import CellQuery, query_of, workload_of
 from analysis.report.charts import MARKERS, new_axes
-from analysis.report.figure import Figure, as_figure, colours, figure_width, for_screen_and_phone
+from analysis.report.figure import Figure, as_figure, colours
 from analysis.report.section import RATE, Section
 from analysis.report.table import Table, columns_of, numbers_table
 from analysis.study.names import BETWEEN, format_option, short_names, spoken
@@ -151,7 +151,7 @@ def _map(links: Sequence[Link]) -> Figure:
         "crossed: another one was forecast. A rate says nothing of how much a step learns."
     )
     data = numbers_table(("compute_to_wire", "ms_between_hosts", "fastest", "link"), rows)
-    return for_screen_and_phone(as_figure(figure, "where-each-wins", caption, data), figure_width())
+    return as_figure(figure, "where-each-wins", caption, data)
 
 
 def _table(links: Sequence[Link]) -> Table:
