@@ -8,6 +8,7 @@ figure always gives the same bytes.
 import contextlib
 import importlib
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -93,12 +94,12 @@ class Figure:
     @property
     def drawings(self) -> list[str]:
         """The drawing as an element of the page, or one for a screen and one for a phone."""
-        svgs = self.on_page or (self.svg,)
-        return [self._inline(svg, f"{self.name}{'-phone' * at}") for at, svg in enumerate(svgs)]
+        drawings = []
+        for index, svg in enumerate(self.on_page or (self.svg,)):
+            drawings.append(self._inline(svg, f"{self.name}{'-phone' * index}"))
+        return drawings
 
     def _inline(self, svg: str, name: str) -> str:
-        """Return a drawing as an element of the page, with its own identifiers."""
-
         def page_style(match: re.Match[str]) -> str:
             style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", match[0])
             if not self.card:
@@ -121,14 +122,11 @@ class Figure:
 
 def colours(strategies: Iterable[str]) -> dict[str, str]:
     """Return {strategy: colour}; strategies of others take the colours that are left, by name."""
+    others = itertools.cycle(OTHER_STRATEGIES)
     chosen: dict[str, str] = {}
-    unknown = 0
     for name in sorted(set(strategies)):
         colour = STRATEGIES.get(name) or STRATEGIES.get(name.removesuffix("_device"))
-        if colour is None:
-            colour = OTHER_STRATEGIES[unknown % len(OTHER_STRATEGIES)]
-            unknown += 1
-        chosen[name] = COLOURS[colour][0]
+        chosen[name] = COLOURS[colour or next(others)][0]
     return chosen
 
 
@@ -193,12 +191,10 @@ def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
 
 def for_phone(drawn: Figure) -> Figure:
     """Return a figure with a drawing for phones too, if it needs one."""
-    canvas = drawn.figure
-    if drawn.card or drawn.on_page or canvas is None:
+    if drawn.card or drawn.on_page or drawn.figure is None:
         return drawn
-    if canvas.get_figwidth() <= WIDTHS_IN["single"]:
-        return drawn
-    return for_screen_and_phone(drawn, canvas.get_figwidth())
+    width = drawn.figure.get_figwidth()
+    return drawn if width <= WIDTHS_IN["single"] else for_screen_and_phone(drawn, width)
 
 
 def saved(figure: Any, form: str) -> bytes:

@@ -54,8 +54,8 @@ def methods(study: Study, findings: Findings) -> str:
     commit = _worded(study.usable, " (commit", lambda record: _of(record, "git", "commit"))
     lines = [*setup(study), *protocol(study, findings)]
     measured = rf"All numbers were measured with Ringside{latex(commit and commit + ')')}"
-    text = [rf"{measured}~\cite{{ringside}}.", *map(latex, map(words_of(study), lines))]
-    return "\n".join(text) + "\n"
+    text = [rf"{measured}~\cite{{ringside}}.", *map(latex, map(words_of(study), lines)), ""]
+    return "\n".join(text)
 
 
 def setup(study: Study) -> list[str]:
@@ -278,20 +278,22 @@ def write(content: Report, folder: Path) -> Path:
 
     Raises OSError: the folder cannot be written, or holds something else than a report.
     """
-    files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
-    files |= {"methods.tex": content.methods.encode(), "ringside.bib": BIBTEX.encode()}
+    texts = {"report.md": markdown_page(content), "paper.tex": paper(content)}
+    texts |= {"methods.tex": content.methods, "ringside.bib": BIBTEX}
+    drawings = {}
     for table in content.tables:
-        files[f"tables/{table.name}.csv"] = table.to_csv().encode()
+        texts[f"tables/{table.name}.csv"] = table.to_csv()
         if table.for_people.rows:
-            files[f"tables/{table.name}.tex"] = table.to_latex().encode()
+            texts[f"tables/{table.name}.tex"] = table.to_latex()
     for figure in content.figures:
-        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
+        texts[f"figures/{figure.name}.svg"] = figure.svg
         if figure.pdf:
-            files[f"figures/{figure.name}.pdf"] = figure.pdf
-            files[f"figures/{figure.name}.tex"] = figure.to_latex().encode()
+            drawings[f"figures/{figure.name}.pdf"] = figure.pdf
+            texts[f"figures/{figure.name}.tex"] = figure.to_latex()
         if figure.data:
-            files[f"figures/{figure.name}.csv"] = figure.data.to_csv().encode()
-    write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
+            texts[f"figures/{figure.name}.csv"] = figure.data.to_csv()
+    texts[PAGE] = page(content, sorted([*texts, *drawings]))
+    write_folder(folder, drawings | {name: text.encode() for name, text in texts.items()})
     return folder / PAGE
 
 
@@ -332,13 +334,10 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _users_files(folder: Path, target: Path, files: Mapping[str, bytes]) -> list[str]:
-    """Return the files in a report's folder that no report wrote. Raises as `write_folder`."""
     present = []
-    for where, folders, names in os.walk(target):
-        for name in sorted([*names, *folders]):
-            path = Path(where) / name
-            if name in names or path.is_symlink():
-                present.append(str(path.relative_to(target)))
+    for path in sorted(target.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            present.append(str(path.relative_to(target)))
     earlier = None
     try:
         refuse_other(target / PAGE)  # to wait for a pipe would be for ever
