@@ -50,12 +50,8 @@ MARK = b"Ringside bundle"  # the comment of the archive
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 MODE = 0o100644 << 16
 DAMAGED_ZIP = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeError,
+    *(zipfile.BadZipFile, zlib.error, EOFError),
+    *(NotImplementedError, RuntimeError, UnicodeError),
 )
 CLONE = Path(__file__).parent.parent
 # Another version of these may draw or round otherwise.
@@ -156,10 +152,8 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         command = shlex.join(["python", "launch.py", *overrides])
         commands += visible(command, kept="") + "\n"
     _put(root / "commands.sh", commands.encode())
-    sums = ""
-    for path_inside, digest in _sums(root).items():
-        sums += f"{digest}  {path_inside}\n"
-    _put(root / SUMS, sums.encode())
+    sums = [f"{digest}  {name}\n" for name, digest in _sums(root).items()]
+    _put(root / SUMS, "".join(sums).encode())
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -252,15 +246,8 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 def studies(root: Path) -> list[Path]:
     """Return the folders of a bundle that hold records, last that of its study."""
-    folders, with_report = [], []
-    for folder in sorted(root.iterdir()):
-        if not folder.is_dir() or not record_paths(folder):
-            continue
-        if (folder / REPORT).is_dir():
-            with_report.append(folder)
-        else:
-            folders.append(folder)
-    return folders + with_report
+    folders = [path for path in root.iterdir() if path.is_dir() and record_paths(path)]
+    return sorted(folders, key=lambda folder: ((folder / REPORT).is_dir(), folder))
 
 
 def changed(root: Path) -> tuple[int, list[Difference]]:

@@ -271,7 +271,8 @@ def _frame(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
             if value is not None and kind == "float64":
                 values[index] = float(value)
             elif value is not None and kind == "string":
-                values[index] = to_text(value)
+                # A message may hold half a character, which pandas refuses.
+                values[index] = to_text(value).encode(errors="backslashreplace").decode()
         columns[name] = pd.Series(values, dtype=kind)
     return pd.DataFrame(columns, columns=list(kinds))
 

@@ -29,7 +29,7 @@ from analysis.report.table import TEXT_LENGTH, Table, latex
 from analysis.study.names import format_option, unit_of
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import hardware
-from analysis.study.runs import Runs, named
+from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, markdown, single_line
 from benchmarks.record import Record
@@ -106,7 +106,7 @@ def protocol(study: Study, findings: Findings) -> list[str]:
         f"{count(len(counted), 'run')}, {ends} of each; a value "
         "is the median over the runs of its configuration."
     ]
-    if repeats[-1] > 1 and _is_interleaved(study.runs):
+    if repeats[-1] > 1 and _is_interleaved(counted):
         lines.append("Repeats were interleaved: every round measured each configuration once.")
     if study.timed:
         lines.append("A rate is the number of counted images over the time of the slowest rank.")
@@ -134,15 +134,13 @@ def protocol(study: Study, findings: Findings) -> list[str]:
     return lines
 
 
-def _is_interleaved(configurations: Sequence[Runs]) -> bool:
-    """Return whether no repeat of a sweep began before one with a lower number."""
+def _is_interleaved(records: Iterable[Record]) -> bool:
     turns = []
-    for runs in configurations:
-        for record in runs.records:
-            if not record.drift:
-                turns.append((record.sweep_id, record.started_at, record.cell.repeat))
+    for record in records:
+        if not record.drift:
+            turns.append((record.sweep_id, record.started_at, record.cell.repeat))
     order = [(sweep, repeat) for sweep, _, repeat in sorted(turns)]
-    return order == sorted(order)
+    return order == sorted(order)  # no repeat of a sweep began before one with a lower number
 
 
 def _links(record: Record) -> str:

@@ -262,7 +262,6 @@ def _groups(findings: Findings) -> list[list[Comparison]]:
 
 
 def _matrix(group: Sequence[Comparison], name: str) -> Table:
-    """Return every pair of a group: each configuration against the faster ones."""
     ranks: dict[str, float] = defaultdict(float)
     pair_of = {}
     for pair in group:

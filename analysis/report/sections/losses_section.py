@@ -40,9 +40,7 @@ HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
-    """Return where throughput is lost, part by part, down to the residual; None where most parts
-    are not known.
-    """
+    """Return where throughput is lost, part by part; None where most parts are not known."""
     falls = [fall for fall in findings.waterfalls if fall.is_explained]
     if not falls:
         return None
@@ -71,10 +69,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
 
 
 def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
-    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate.
-
-    Of each `step` is a part or the rate itself, and `images_per_second` that rate or what the part
-    adds to it; None: not known.
+    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate; of
+    each the `step`, a part or a rate, and `images_per_second`, that rate or what the part adds.
     """
     sum_alone = 0.0
     steps: list[tuple[str, WaterfallPart | Estimate]] = []
