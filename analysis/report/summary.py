@@ -429,9 +429,9 @@ def unknown_variation(study: Study, point: Point) -> str:
     """Return that the run-to-run variation of a point is not known, and why; else empty."""
     if interval(point.rate, "rate"):
         return ""
-    if any(len(runs.records) > 1 for runs in study.timed):
-        return "Too few repeated runs: the run-to-run variation is unknown."
-    return "Single runs: the run-to-run variation is unknown."
+    has_repeats = any(len(runs.records) > 1 for runs in study.timed)
+    why = "Too few repeated runs" if has_repeats else "Single runs"
+    return f"{why}: the run-to-run variation is unknown."
 
 
 def doubt(study: Study, point: Point) -> str:

@@ -131,8 +131,8 @@ def _copies(study: Study) -> list[dict[str, Any]]:
                         entries[row, column] = value
             start, _, state = name.rpartition("_")
             unit = "µs" if "latency" in name else "GB/s"
-            words = [MATRICES.get(start, start.replace("_", " ")), unit]
-            words.insert(1, p2p.get("words", {}).get(state, f"P2P {state}"))
+            what = MATRICES.get(start, start.replace("_", " "))
+            words = [what, p2p.get("words", {}).get(state, f"P2P {state}"), unit]
             if by_kernel:
                 words.append("copied by a kernel")
             caption = f"{single_line(', '.join(words))}, from row to column; dark is better."
