@@ -387,7 +387,7 @@ def between_hosts(study: Study, point: Point) -> str:
 
     `2 hosts train 1.3 times as fast as the slowest one alone. …`; empty on one host.
     """
-    (runs,) = (each for each in study.runs if each.record_ids == point.record_ids)
+    runs = next(each for each in study.runs if each.record_ids == point.record_ids)
     wires = host_wires(runs)
     if wires is None or wires.exchange_ms is None:
         return ""
@@ -470,7 +470,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if share is not None:
         size = estimate(share, "share")
         parts.append(f"its rate is {size} below that of strategy=none")
-    (runs,) = (each for each in study.runs if each.record_ids == point.record_ids)
+    runs = next(each for each in study.runs if each.record_ids == point.record_ids)
     cost_ms, step_ms = runs.next_run(COST), runs.median("step/ms_median")
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
