@@ -24,12 +24,11 @@ from pathlib import Path
 
 from analysis.input_files import UnreadableInput, most_unpacked
 from analysis.report.build import examine
-from analysis.report.report_files import Report, write
-from analysis.report.table import TEXT_LENGTH
+from analysis.report.report_files import Report, filled, write
 from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import open_study
-from analysis.text import count, markdown, single_line
+from analysis.text import count, single_line
 from analysis.verification.verify_study import ABSENT, Difference, Verification, is_sample, verify
 from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
@@ -51,12 +50,8 @@ MARK = b"Ringside bundle"  # the comment of the archive
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 MODE = 0o100644 << 16
 DAMAGED_ZIP = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeError,
+    *(zipfile.BadZipFile, zlib.error, EOFError),
+    *(NotImplementedError, RuntimeError, UnicodeError),
 )
 CLONE = Path(__file__).parent.parent
 # Another version of these may draw or round otherwise.
@@ -157,10 +152,8 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         command = shlex.join(["python", "launch.py", *overrides])
         commands += visible(command, kept="") + "\n"
     _put(root / "commands.sh", commands.encode())
-    sums = ""
-    for path_inside, digest in _sums(root).items():
-        sums += f"{digest}  {path_inside}\n"
-    _put(root / SUMS, sums.encode())
+    sums = [f"{digest}  {name}\n" for name, digest in _sums(root).items()]
+    _put(root / SUMS, "".join(sums).encode())
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -169,19 +162,6 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _readme(report: Report, study: str, checked: Verification, is_scatter_beside: bool) -> str:
-    """Return the README: with the version and commit of this program, and the versions of what
-    draws and rounds.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("analysis.report", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["markdown"] = lambda text: markdown(text, TEXT_LENGTH)
     made = {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         made["version"] = importlib.metadata.version("ringside")
@@ -193,14 +173,8 @@ def _readme(report: Report, study: str, checked: Verification, is_scatter_beside
     for library in DRAWN_BY:
         made[library] = importlib.metadata.version(library)
     name = single_line(study).replace("`", "'")
-    return environment.get_template("bundle.md.j2").render(
-        report=report,
-        study=name,
-        folder=f"BUNDLE/{shlex.quote(name)}",
-        checked=checked,
-        beside=is_scatter_beside,
-        made=made,
-    )
+    values = {"study": name, "folder": f"BUNDLE/{shlex.quote(name)}", "checked": checked}
+    return filled("bundle.md.j2", report, beside=is_scatter_beside, made=made, **values)
 
 
 def _git(*arguments: str) -> str:
@@ -272,15 +246,8 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 def studies(root: Path) -> list[Path]:
     """Return the folders of a bundle that hold records, last that of its study."""
-    folders, with_report = [], []
-    for folder in sorted(root.iterdir()):
-        if not folder.is_dir() or not record_paths(folder):
-            continue
-        if (folder / REPORT).is_dir():
-            with_report.append(folder)
-        else:
-            folders.append(folder)
-    return folders + with_report
+    folders = [path for path in root.iterdir() if path.is_dir() and record_paths(path)]
+    return sorted(folders, key=lambda folder: ((folder / REPORT).is_dir(), folder))
 
 
 def changed(root: Path) -> tuple[int, list[Difference]]:

@@ -56,13 +56,9 @@ class CellCost:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        values = {}
-        if self.total >= 0:
-            values[SECONDS] = self.total
-        for name, value in ((MEASURING, self.measuring), (RATIO, self.ratio)):
-            if value is not None:
-                values[name] = value
-        return values
+        total = self.total if self.total >= 0 else None
+        values = {SECONDS: total, MEASURING: self.measuring, RATIO: self.ratio}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -78,12 +74,9 @@ def to_record(
     first_rank = lines.get(0, ())
     if not any("began" in line for line in of_kind(first_rank, Kind.START)):
         return None
-    settled_at = None
-    for line in read_lines(folder.gpu_samples):
-        if line["kind"] == Kind.BEFORE:
-            settled_at = line["time"]
-            break
-    own = parts(first_rank, settled_at, started_at, ended_at)
+    samples = read_lines(folder.gpu_samples)
+    settled = (line["time"] for line in samples if line["kind"] == Kind.BEFORE)
+    own = parts(first_rank, next(settled, None), started_at, ended_at)
     return CellCost(ended_at - started_at, own, measuring_seconds(lines))
 
 
@@ -106,8 +99,8 @@ def parts(
 ) -> dict[str, float]:
     """Return {part: seconds} of a cell from the lines of its rank 0, the first of which is START.
 
-    They add up to `ended_at` − `started_at`.
-    Times are seconds since 1970. At `settled_at` the GPUs had been sampled for the first time.
+    They add up to `ended_at` − `started_at`, seconds since 1970. At `settled_at` the GPUs had been
+    sampled for the first time.
     """
     start = next(iter(of_kind(lines, Kind.START)))
     began = start["began"]

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -67,13 +67,9 @@ UNITS = {
 Values = dict[str, Any]  # {column: value}; None is not known
 
 
-class Row(NamedTuple):
-    """A row in the order of its columns."""
-
-    head: Values  # which cell it is, and whether it may be believed
-    measured: Values
-    options: Values
-    used: Values
+# Columns in their order: which cell it is and whether it may be believed, then what was measured,
+# asked and used.
+Row = tuple[Values, Values, Values, Values]
 
 
 class OpenedStudy:
@@ -121,11 +117,8 @@ class OpenedStudy:
         Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file
         of the study, and not here.
         """
-        figures = {}
-        for figure in self.report.figures:
-            if figure.figure is not None:
-                figures[figure.name] = figure.figure
-        return figures
+        figures = self.report.figures
+        return {figure.name: figure.figure for figure in figures if figure.figure is not None}
 
     @property
     def captions(self) -> dict[str, str]:
@@ -144,20 +137,14 @@ class OpenedStudy:
             raise KeyError(f"no table {name!r}: the report of {self.name} has {', '.join(tables)}")
         kinds: dict[str, str] = {}
         for column in tables[name].columns:
-            kind = "float64"
-            if column.is_text:
-                kind = "string"
-            kinds |= dict.fromkeys(column.keys, kind)
+            kinds |= dict.fromkeys(column.keys, "string" if column.is_text else "float64")
         rows = []
-        for row in tables[name].rows:
+        for row in tables[name].to_json():
             values: Values = {}
-            for column, value in zip(tables[name].columns, row, strict=True):
-                if column.bounded and not isinstance(value, str):
-                    values |= _with_ends(column.key, value)
-                elif isinstance(value, Estimate):
-                    values[column.key] = value.value
-                elif value != "":
-                    values[column.key] = value
+            for key, value in row.items():
+                if value != "":
+                    # An efficiency is a float of its own.
+                    values[key] = float(value) if isinstance(value, float) else value
             rows.append(values)
         return _frame(rows, kinds)
 
@@ -189,26 +176,22 @@ class OpenedStudy:
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(runs, name, column)
                     continue
-                median = None
-                if name in by_name:
-                    median = statistics.median(by_name[name])
+                median = statistics.median(by_name[name]) if name in by_name else None
                 stated = of_findings.get((runs.record_ids, name), median)
                 if name == EFFICIENCY:
                     measured |= _with_ends(column, stated)
                 else:
                     measured[column] = stated
             used = {WITHOUT: of_findings.get((runs.record_ids, WITHOUT)), **_used_columns(runs)}
-            head = _head_columns(study, runs, runs) | {"runs": len(runs.records)}
-            head |= _verdict_columns(runs.records)
-            rows.append(Row(head, measured, option_columns(runs.cell), used))
+            head = _head_columns(study, runs, runs, {"runs": len(runs.records)})
+            rows.append((head, measured, option_columns(runs.cell), used))
         usable = {_cell_of(runs) for runs in study.runs}
         excluded = grouped([study.single(record) for record in study.excluded], _cell_of)
         for cell, singles in excluded.items():
             if cell not in usable:
                 runs = merged(singles)
-                head = _head_columns(study, runs, runs) | {"runs": 0}
-                head |= _verdict_columns(runs.records)
-                rows.append(Row(head, {}, option_columns(runs.cell), _used_columns(runs)))
+                head = _head_columns(study, runs, runs, {"runs": 0})
+                rows.append((head, {}, option_columns(runs.cell), _used_columns(runs)))
         return _frame_of_rows(rows)
 
     def runs(self) -> pd.DataFrame:
@@ -233,34 +216,27 @@ class OpenedStudy:
             for name, column in columns.items():
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(single, name, column)
-                elif name in now:
-                    measured[column] = float(now[name])
                 else:
-                    measured[column] = None
+                    measured[column] = float(now[name]) if name in now else None
                 if name in within_run:
                     low, high = metrics.interval(name, record.within_run) or (None, None)
                     measured[f"{column}_within_run_low"] = low
                     measured[f"{column}_within_run_high"] = high
             why = left_out.get(id(record))
-            head = _head_columns(study, cell_of.get(id(record), single), single)
-            head["run"] = run_name(record)
-            head["repeat"] = cell.repeat
-            if cell.repeat < 0:  # `run` names what is no repeat
-                head["repeat"] = None
-            head |= _verdict_columns([record])
+            repeat = cell.repeat if cell.repeat >= 0 else None  # `run` names what is no repeat
+            own = {"run": run_name(record), "repeat": repeat}
+            head = _head_columns(study, cell_of.get(id(record), single), single, own)
             head |= {"state": record.state, "counts": why is None, "left_out": why}
             used: Values = {WITHOUT: None, **_used_columns(single)}
             share = now.get(EFFICIENCY)
             if isinstance(share, Efficiency):
-                measured_alone = share.of or cell.members
-                missing = [gpu for gpu in cell.members if gpu not in measured_alone]
-                used[WITHOUT] = gpu_ids(missing)
+                alone = share.of or cell.members
+                used[WITHOUT] = gpu_ids([gpu for gpu in cell.members if gpu not in alone])
             used["started_at"] = datetime.fromtimestamp(record.started_at, timezone.utc)
             used["took_seconds"] = record.ended_at - record.started_at
             for name in ("record_id", "cell_key", "sweep_id"):
                 used[name] = getattr(record, name)
-            options = {**option_columns(cell), "seed": cell.seed}
-            rows.append(Row(head, measured, options, used))
+            rows.append((head, measured, {**option_columns(cell), "seed": cell.seed}, used))
         return _frame_of_rows(rows)
 
 
@@ -281,12 +257,12 @@ def _frame_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
                 kinds.setdefault(name, kind)
     for name in kinds.keys() & set(INTEGERS):
         kinds[name] = "Int64"
-    values = [row.used | row.options | row.measured | row.head for row in rows]
+    values = [used | options | measured | head for head, measured, options, used in rows]
     return _frame(values, kinds)
 
 
 def _frame(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Return rows as a table. `kinds` are {column: its type where no value is known}, in order."""
+    # `kinds` are {column: its type where no value is known}, in order.
     columns = {}
     for name, unknown in kinds.items():
         values = [row.get(name) for row in rows]
@@ -295,7 +271,8 @@ def _frame(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
             if value is not None and kind == "float64":
                 values[index] = float(value)
             elif value is not None and kind == "string":
-                values[index] = to_text(value)
+                # A message may hold half a character, which pandas refuses.
+                values[index] = to_text(value).encode(errors="backslashreplace").decode()
         columns[name] = pd.Series(values, dtype=kind)
     return pd.DataFrame(columns, columns=list(kinds))
 
@@ -383,21 +360,20 @@ def _cell_of(runs: Runs) -> tuple[Any, ...]:
     return runs.gpus, frozenset(runs.request.items())
 
 
-def _head_columns(study: Study, cell: Runs, runs: Runs) -> Values:
-    name = f"{label(study, cell)}{BETWEEN}{gpu_list(runs.gpus)}"
-    return {"cell": name, "gpus": gpu_ids(runs.gpus), "world_size": runs.cell.world_size}
-
-
-def _verdict_columns(records: Sequence[Record]) -> Values:
-    verdicts = [record.validity.verdict for record in records]
+def _head_columns(study: Study, cell: Runs, runs: Runs, own: Values) -> Values:
     codes: dict[str, str] = {}
     unchecked: dict[str, str] = {}
     limits: dict[str, None] = {}
-    for record in records:
+    for record in runs.records:
         limits |= dict.fromkeys(limit_marks(record))
         codes |= record.validity.codes
         unchecked |= record.validity.unchecked
+    verdicts = [record.validity.verdict for record in runs.records]
     return {
+        "cell": f"{label(study, cell)}{BETWEEN}{gpu_list(runs.gpus)}",
+        "gpus": gpu_ids(runs.gpus),
+        "world_size": runs.cell.world_size,
+        **own,
         "verdict": max(verdicts, key=VERDICTS.index),
         "codes": ", ".join(codes),
         "unchecked": ", ".join(unchecked),
@@ -412,13 +388,11 @@ def _median_columns(runs: Runs, name: str, column: str) -> Values:
 
 
 def _with_ends(column: str, value: float | Estimate | None) -> Values:
-    ends: Values = {f"{column}_low": None, f"{column}_high": None}
-    if value is None:
-        return {column: None, **ends}
-    if not isinstance(value, Estimate):
-        return {column: float(value), **ends}
-    median = float(value.value)
-    return {column: median, f"{column}_low": value.low, f"{column}_high": value.high}
+    if value is not None and not isinstance(value, Estimate):
+        value = Estimate(float(value))
+    median = float(value.value) if value is not None else None
+    low, high = (value.low, value.high) if value is not None else (None, None)
+    return {column: median, f"{column}_low": low, f"{column}_high": high}
 
 
 def _used_columns(runs: Runs) -> Values:

@@ -1,7 +1,11 @@
-"""Pages in Debian's chromium: how wide they are."""
+"""Pages of reports: how they are written, and how wide they are in Debian's chromium."""
 
+import csv
 import re
 import subprocess
+
+from analysis.report.build import examine
+from analysis.report.report_files import write
 
 PHONE, SCREEN = 390, 1280  # pixels
 SCRIPT = (
@@ -9,6 +13,23 @@ SCRIPT = (
     "const told = all.map(e => e.scrollWidth + ' of ' + e.clientWidth).join(', ');"
     "document.body.innerHTML = '<p id=told>' + told + '</p>'; }"
 )
+
+
+def report(folder, out):
+    """Write the report of a study and return its page."""
+    return write(examine(folder)[0], out)
+
+
+def rows_of(folder, table):
+    """The rows of a table of a report as its CSV has them."""
+    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def contents(folder):
+    """{path: bytes} of all files in a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def widths(page, folder):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from build import ROOT
+from pages import report
 
-from analysis.report.build import report
 from benchmarks.record import read_study
 from conf.schema import Tracking
 from launch.tracking.mlflow_run import page_of

@@ -31,7 +31,7 @@ def odd(tmp_path):
         "verdict": "invalid", "codes": {"wrong_sum": "x"}, "unchecked": {}, "limits": {},
         "not_applicable": {},
     }  # fmt: skip
-    failure = {"cause": "oom", "rank": 1, "message": "memory ran out", "log_tail": ""}
+    failure = {"cause": "oom", "rank": 1, "message": "memory ran out \udc80", "log_tail": ""}
     failed = {
         "state": "failed",
         "failure": failure,

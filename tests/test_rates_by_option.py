@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from build import EVIL, record, study
+from pages import report
 
 from analysis.findings.examine import findings_of
-from analysis.report.build import report
 from analysis.report.figure import style
 from analysis.report.sections.scaling_section import rates_by_option as by_option
 from analysis.study.study import Study, open_study

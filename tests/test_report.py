@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 from build import EVIL, ROOT, record, study
-from pages import widths
+from pages import contents, report, rows_of, widths
 from simulate import Simulator, Truth
 
 from analysis import open_study as open_notebook
 from analysis.__main__ import main
 from analysis.findings.comparisons import Comparison
 from analysis.findings.examine import Findings, findings_of
-from analysis.report.build import examine, report
+from analysis.report.build import examine
 from analysis.report.cell_numbers import cell_numbers
 from analysis.report.charts import Axis, DotRow, DrawnCurve, curves_figure, rows_figure
 from analysis.report.figure import colours, style
@@ -44,16 +44,6 @@ NOTHING_UNCHECKED = {"unchecked": {}, "limits": {}, "not_applicable": {}}
 
 def plain(text):
     return text.replace("\u00a0", " ")
-
-
-def contents(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def rows_of(folder, table):
-    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # Words of the code that nobody outside it knows, and what the page says instead of them.

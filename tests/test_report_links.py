@@ -6,10 +6,11 @@ import pytest
 from build import EVIL, record, study
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import report
 
 from analysis.findings.examine import Findings
 from analysis.report import summary
-from analysis.report.build import benchmark_sections, report
+from analysis.report.build import benchmark_sections
 from analysis.report.charts import window
 from analysis.report.figure import style
 from analysis.study.intervals import Estimate

@@ -1,6 +1,5 @@
 """A report of several studies: the sections of one, each study with its own baselines."""
 
-import csv
 import json
 import re
 import shutil
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from build import DATA, EVIL, record, study
+from pages import rows_of as rows
 from pages import widths
 
 from analysis.__main__ import main
@@ -20,11 +20,6 @@ from analysis.study.study_inputs import StudyPath, differing, open_inputs
 
 TWO, FOUR = DATA / "h200_x2" / "scaling", DATA / "h200_x4" / "waterfall"
 NAMES = ("2 × H200 on vm", "4 × H200 on vm")
-
-
-def rows(folder, table):
-    with (folder / "tables" / f"{table}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def examined(*folders):

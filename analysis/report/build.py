@@ -24,27 +24,19 @@ from analysis.findings.examine import Findings, findings_of
 from analysis.input_files import gc_paused
 from analysis.report.figure import ON_PAGE, Figure, for_screen_and_phone, style
 from analysis.report.main_point import answer_figure, main_point
-from analysis.report.report_files import Report, methods, write
+from analysis.report.report_files import Report, methods
 from analysis.report.section import Section, SectionFunction, next_command, words_of
-from analysis.report.sections import benchmarks_section
-from analysis.report.sections.comparisons_section import comparisons, noise, settings, strategies
-from analysis.report.sections.conditions_section import (
-    cells,
-    commands,
-    costs,
-    environment,
-    fast_paths,
-    rehearsal,
-    validity,
+from analysis.report.sections import (
+    benchmarks_section,
+    comparisons_section,
+    conditions_section,
+    link_map_section,
+    losses_section,
+    machine_section,
+    question_section,
+    scaling_section,
+    studies_section,
 )
-from analysis.report.sections.link_map_section import ANCHOR as LINK_MAP
-from analysis.report.sections.link_map_section import where_each_wins
-from analysis.report.sections.losses_section import traces, waterfall
-from analysis.report.sections.machine_section import links, machine, wire_lines
-from analysis.report.sections.question_section import question
-from analysis.report.sections.resources_section import resources
-from analysis.report.sections.scaling_section import forecasts, rates_by_option, scaling
-from analysis.report.sections.studies_section import changes, studies
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.names import short_names
 from analysis.study.provenance import hardware
@@ -62,40 +54,34 @@ from conf.targets import locate_without_torch
 BENCHMARKS = None  # their sections, which their YAML names
 # The page from top to bottom.
 SECTIONS: tuple[SectionFunction | None, ...] = (
-    rehearsal,
-    question,
-    where_each_wins,
-    scaling,
-    rates_by_option,
-    resources,
-    waterfall,
-    links,
-    wire_lines,
-    forecasts,
-    machine,
+    conditions_section.rehearsal,
+    question_section.question,
+    link_map_section.where_each_wins,
+    scaling_section.scaling,
+    scaling_section.rates_by_option,
+    scaling_section.resources,
+    losses_section.waterfall,
+    machine_section.links,
+    machine_section.wire_lines,
+    scaling_section.forecasts,
+    machine_section.machine,
     BENCHMARKS,
-    settings,
-    strategies,
-    traces,
-    comparisons,
-    noise,
-    fast_paths,
-    validity,
-    environment,
-    costs,
-    commands,
-    cells,
+    comparisons_section.settings,
+    comparisons_section.strategies,
+    losses_section.traces,
+    comparisons_section.comparisons,
+    comparisons_section.noise,
+    conditions_section.fast_paths,
+    conditions_section.validity,
+    conditions_section.environment,
+    conditions_section.costs,
+    conditions_section.commands,
+    conditions_section.cells,
 )
 MOST_LIMITS = 11  # all that there are, where each has one value
 # How sentences on the ranking begin: a question has an answer of its own.
 RANKING = ("Fastest on ", "The fastest on ", "Highest rate on ", "Slower: ", "Too few repeats to ")
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
-
-
-def report(study_folder: Path, out_folder: Path) -> Path:
-    """Write the report of a study and return its page. Raises OSError."""
-    content, _ = examine(study_folder)
-    return write(content, out_folder)
 
 
 def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]:
@@ -138,17 +124,17 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         for position, against_first in enumerate(compared.values(), 1):
             for name, (first_value, value) in against_first.facts.items():
                 facts.setdefault(name, [first_value] * len(sides))[position] = value
-        between = studies(facts, sides, compared).in_words_of(study)
+        between = studies_section.studies(facts, sides, compared).in_words_of(study)
         findings = findings_of(study)
         content = report_of(study, findings, width)
         with style(width):
-            answer = next(map(for_screen_and_phone, changes(compared)), None)
+            answer = next(map(for_screen_and_phone, studies_section.changes(compared)), None)
     return _with_comparison(content, between, answer), findings
 
 
 def _with_comparison(content: Report, between: Section, answer: Figure | None) -> Report:
     """Return a page that begins with maps and the comparison of studies, and answers with it."""
-    maps = [section for section in content.sections if section.anchor == LINK_MAP]
+    maps = [each for each in content.sections if each.anchor == link_map_section.ANCHOR]
     rest = [section for section in content.sections if section not in maps]
     finding: list[str] = []
     for section in (*maps, between):
@@ -190,10 +176,8 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
                 sections.append(section)
         main = main_point(study, findings)
         answer = answer_figure(study, findings, main, sections)
-        if answer is not None:
-            sections = [section.without(answer.name) for section in sections]
-        if width == ON_PAGE:
-            sections = list(map(Section.for_phones, sections))
+        name = answer.name if answer is not None else ""
+        shown = [section.on_page(name, for_phones=width == ON_PAGE) for section in sections]
     finding = tuple(sentences(study, findings, of_benchmarks))
     first = sections[0] if sections else Section("", "")
     if first.anchor == "question":
@@ -209,7 +193,7 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
         setting(study),
         finding[:SENTENCES],
         not_measured(study, findings),
-        tuple(joined_by_anchor(section.in_words_of(study) for section in sections)),
+        tuple(joined_by_anchor(section.in_words_of(study) for section in shown)),
         limits_sentence(study),
         verdict_line(study),
         main.point.suspect if main is not None else verdicts == {"suspect"},
@@ -219,12 +203,24 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
 
 
 def joined_by_anchor(sections: Iterable[Section]) -> list[Section]:
-    """Return the sections that show something; those with one anchor as one."""
+    """Return the sections that show something; those with one anchor as one, with all that they
+    hold, under the title of the first.
+    """
     by_anchor: dict[str, Section] = {}
     for section in sections:
-        if not section.is_empty:
-            before = by_anchor.get(section.anchor)
-            by_anchor[section.anchor] = before.joined(section) if before else section
+        has_rows = any(table.rows for table in section.tables)
+        if not (section.lines or section.figures or has_rows or section.commands):
+            continue
+        first = by_anchor.get(section.anchor)
+        if first is not None:
+            section = replace(
+                first,
+                lines=first.lines + section.lines,
+                figures=first.figures + section.figures,
+                tables=first.tables + section.tables,
+                commands=first.commands + section.commands,
+            )
+        by_anchor[section.anchor] = section
     return list(by_anchor.values())
 
 

@@ -60,21 +60,13 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     texts[RESULT] = first_number(record, values)
     # What NCCL really used: `P2P/CUMEM over NV18, 24 channels`.
     used, channels = record.effective.get("transport"), record.effective.get("channels")
-    texts[TRANSPORT] = str(used or "")
-    if used and channels:
-        texts[TRANSPORT] += f", {channels} channels"
-    filled = {}
-    for column in COLUMNS:
-        if texts.get(column, "") not in ("", ABSENT):
-            filled[column] = texts[column]
-    return filled
+    texts[TRANSPORT] = f"{used}, {channels} channels" if used and channels else str(used or "")
+    return {name: texts[name] for name in COLUMNS if texts.get(name, "") not in ("", ABSENT)}
 
 
 def cost_text(record: Record, values: Mapping[str, float]) -> str:
-    """Return `0.487 (0.452 to 0.522)`: what the strategy costs, with its interval.
-
-    It is that of the next run, else that inside the run. ABSENT stands for the cost of a suspect
-    cell whose interval holds 0.
+    """Return `0.487 (0.452 to 0.522)`: what the strategy costs, with the interval of the next run,
+    else that inside the run; ABSENT for the cost of a suspect cell whose interval holds 0.
     """
     ends = ends_of(COST, values) or metrics.interval(COST, record.within_run)
     if not ends:
@@ -108,9 +100,8 @@ def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs
 
 
 def margin(values: Mapping[str, float]) -> str:
-    """Return half the interval of the next run, as a share of the rate; empty without a rate.
-
-    A wide one has both ends, `−52 to +110 %`: they are not alike.
+    """Return half the interval of the next run, as a share of the rate; of a wide one, whose ends
+    are not alike, both: `−52 to +110 %`; empty without a rate.
     """
     rate, ends = values.get(IMAGES_PER_SECOND), ends_of(IMAGES_PER_SECOND, values)
     if not rate:
@@ -163,22 +154,17 @@ def first_number(record: Record, values: Mapping[str, float]) -> str:
     if not ends:
         return f"{text}, {ONE_RUN}"
     unit = f"{THIN}{kind.unit}"
-    low, high = number(ends[0], kind), number(ends[1], kind)
-    return f"{text} ({low.removesuffix(unit)} to {high.removesuffix(unit)} {WORDS})"
+    low, high = (number(end, kind).removesuffix(unit) for end in ends)
+    return f"{text} ({low} to {high} {WORDS})"
 
 
 def first_metric(record: Record) -> str | None:
-    """Return the name of the metric that says most of a cell whose metrics have no column.
-
-    It is the metric in which cells of its benchmark are compared; where they are not compared, the
-    first that the table of metrics marks, or the first of the user's own. None where a column shows
-    it.
+    """Return the metric in which cells of its benchmark are compared, None where a column shows it;
+    where they are not compared, the first that the table of metrics marks, or of the user's own.
     """
     compared = primary_rate(record.cell).metric
     if compared in record.metrics:
-        if compared in COLUMN_OF:
-            return None
-        return compared
+        return None if compared in COLUMN_OF else compared
     marked, own = [], []
     for name in record.metrics:
         entry = metrics.known(name)

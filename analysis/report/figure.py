@@ -8,6 +8,7 @@ figure always gives the same bytes.
 import contextlib
 import importlib
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.report.table import Table, figure_float
+from analysis.report.table import Table, latex
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
 HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent
@@ -74,21 +75,31 @@ class Figure:
     on_page: tuple[str, ...] = ()  # drawings for a screen and for a phone; empty: that of the file
 
     def to_latex(self) -> str:
-        r"""Return a float to be \input."""
-        is_narrow = False
-        if self.figure is not None and not self.card:
-            is_narrow = self.figure.get_figwidth() <= WIDTHS_IN["single"]
-        return figure_float(self.name, self.caption, is_narrow, self.card)
+        r"""Return a float to be \input: over two columns where it is wider than one."""
+        environment, size = "figure*", ""
+        if self.card:
+            size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]"
+        elif self.figure is not None and self.figure.get_figwidth() <= WIDTHS_IN["single"]:
+            environment = "figure"
+        lines = [
+            r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF",
+            rf"\begin{{{environment}}}[htbp]",
+            r"\centering",
+            rf"\includegraphics{size}{{{self.name}.pdf}}",
+            rf"\caption{{{latex(self.caption)}}}\label{{fig:{self.name}}}",
+            rf"\end{{{environment}}}",
+        ]
+        return "\n".join([*lines, ""])
 
     @property
     def drawings(self) -> list[str]:
         """The drawing as an element of the page, or one for a screen and one for a phone."""
-        svgs = self.on_page or (self.svg,)
-        return [self._inline(svg, f"{self.name}{'-phone' * at}") for at, svg in enumerate(svgs)]
+        drawings = []
+        for index, svg in enumerate(self.on_page or (self.svg,)):
+            drawings.append(self._inline(svg, f"{self.name}{'-phone' * index}"))
+        return drawings
 
     def _inline(self, svg: str, name: str) -> str:
-        """Return a drawing as an element of the page, with its own identifiers."""
-
         def page_style(match: re.Match[str]) -> str:
             style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", match[0])
             if not self.card:
@@ -111,14 +122,11 @@ class Figure:
 
 def colours(strategies: Iterable[str]) -> dict[str, str]:
     """Return {strategy: colour}; strategies of others take the colours that are left, by name."""
+    others = itertools.cycle(OTHER_STRATEGIES)
     chosen: dict[str, str] = {}
-    unknown = 0
     for name in sorted(set(strategies)):
         colour = STRATEGIES.get(name) or STRATEGIES.get(name.removesuffix("_device"))
-        if colour is None:
-            colour = OTHER_STRATEGIES[unknown % len(OTHER_STRATEGIES)]
-            unknown += 1
-        chosen[name] = COLOURS[colour][0]
+        chosen[name] = COLOURS[colour or next(others)][0]
     return chosen
 
 
@@ -183,12 +191,10 @@ def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
 
 def for_phone(drawn: Figure) -> Figure:
     """Return a figure with a drawing for phones too, if it needs one."""
-    canvas = drawn.figure
-    if drawn.card or drawn.on_page or canvas is None:
+    if drawn.card or drawn.on_page or drawn.figure is None:
         return drawn
-    if canvas.get_figwidth() <= WIDTHS_IN["single"]:
-        return drawn
-    return for_screen_and_phone(drawn, canvas.get_figwidth())
+    width = drawn.figure.get_figwidth()
+    return drawn if width <= WIDTHS_IN["single"] else for_screen_and_phone(drawn, width)
 
 
 def saved(figure: Any, form: str) -> bytes:

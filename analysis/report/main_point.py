@@ -6,7 +6,7 @@ is a number, otherwise a row for each configuration.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
@@ -79,10 +79,9 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     plainer = [each.point for each in equals if len(each.point.key) < longest]
 
     def default_first(each: CurvePoint) -> tuple[bool, int, int]:
-        point, has_plainer = each.point, False
-        for rival in plainer:
-            if rival.gpus == point.gpus and rival.key.items() < point.key.items():
-                has_plainer = True
+        point = each.point
+        rivals = [rival.key.items() for rival in plainer if rival.gpus == point.gpus]
+        has_plainer = any(options < point.key.items() for options in rivals)
         changed = len(DEFAULTS.items() - point.key.items())
         return has_plainer, changed, order.get(point.record_ids[0], 0)
 
@@ -109,17 +108,17 @@ def ranking_of(study: Study, findings: Findings, point: Point | None) -> Ranking
 
 def names_of(study: Study, several: Sequence[Runs]) -> dict[Runs, str]:
     """Return the short names of configurations, each by what it alone has."""
-    names = []
+    names = {}
     for runs in several:
         words = parts(study, runs) or [UNTOUCHED]
-        names.append(BETWEEN.join([*words, gpu_list(runs.gpus)]))
-    short = short_names(names)
-    words_of_runs = {}
-    for runs, name in zip(several, names, strict=True):
-        words_of_runs[runs] = short[name]
-        if runs.strategy == WITHOUT and len({each.strategy for each in several}) > 1:
-            words_of_runs[runs] += " (no exchange)"
-    return words_of_runs
+        names[runs] = BETWEEN.join([*words, gpu_list(runs.gpus)])
+    short = short_names(names.values())
+    has_others = len({runs.strategy for runs in several}) > 1
+    for runs, name in names.items():
+        names[runs] = short[name]
+        if runs.strategy == WITHOUT and has_others:
+            names[runs] += " (no exchange)"
+    return names
 
 
 def judged_of(findings: Findings, point: Point) -> Iterator[Comparison]:
@@ -178,31 +177,30 @@ def loss_against_none(findings: Findings, point: Point) -> Estimate | None:
 
 
 # Names of figures that answer, best first; a study has the first that its sections drew.
-ANSWERS = ("question", "where-each-wins", "efficiency-1", "by-option-1", "collectives")
-OTHERWISE = ("scaling-1", "pairs-1", "waterfall-1")
+RANKING = "rates"
+ANSWERS = (
+    *("question", "where-each-wins", "efficiency-1", "by-option-1", "collectives", RANKING),
+    *("scaling-1", "pairs-1", "waterfall-1"),
+)
 
 
 def answer_figure(
     study: Study, findings: Findings, main: CurvePoint | None, sections: Sequence[Section]
 ) -> Figure | None:
     """Return the figure that answers what the study asked; None where it has nothing to draw."""
-    drawn = {}
+    drawn: dict[str, Figure | None] = {}
     for section in sections:
         for figure in section.figures:
             drawn[figure.name] = figure
-    sizes = {
-        point.world_size for _, point in points_of(findings.scaling.curves) if point.efficiency
-    }
-    if len(sizes) < 2:  # no curve
+    points = points_of(findings.scaling.curves)
+    if len({point.world_size for _, point in points if point.efficiency}) < 2:  # no curve
         drawn.pop("efficiency-1", None)
-    for names in (ANSWERS, OTHERWISE):
-        for name in names:
-            if name in drawn:
-                return for_screen_and_phone(drawn[name])
-        if names == ANSWERS:
-            ranking = ranking_figure(study, findings, main)
-            if ranking is not None:
-                return for_screen_and_phone(ranking)
+    if drawn.keys().isdisjoint(ANSWERS[: ANSWERS.index(RANKING)]):
+        drawn[RANKING] = ranking_figure(study, findings, main)
+    for name in ANSWERS:
+        answer = drawn.get(name)
+        if answer is not None:
+            return for_screen_and_phone(answer)
     return None
 
 
@@ -215,7 +213,9 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
             rights[each.runs] = UNKNOWN if ranking.all_suspect else each.standing
             if rights[each.runs] == SLOWER:
                 rights[each.runs] = number(each.behind.value, "change")
-        shown = [*_without_exchange(study, rights), *rights]
+        gpus = {runs.gpus for runs in rights}
+        without = [runs for runs in study.timed if runs.strategy == WITHOUT and {runs.gpus} == gpus]
+        shown = [*(runs for runs in without if runs not in rights), *rights]
     else:
         shown = [runs for runs in study.rated if runs.rate == study.rated[0].rate]
     if len(shown) < 2:
@@ -238,19 +238,7 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
         rows.append(DotRow(name, ", ".join(words), values[runs], look, is_doubtful=runs.suspect))
     entry = entry_of(rate.metric)
     title = entry.title[:1].upper() + entry.title[1:]
-    notes = about_intervals(study, "Error bars:")
-    if any(row.is_doubtful for row in rows):
-        notes += HOLLOW
+    notes = about_intervals(study, "Error bars:") + HOLLOW * any(row.is_doubtful for row in rows)
     notes += truncation_note(shown, MOST_ROWS, "more configuration", "points.csv")
     axis = Axis(words_of(study)(entry.unit or title), "value", of_metric(rate.metric))
-    return rows_figure("rates", f"{title}.{notes}", rows, axis)
-
-
-def _without_exchange(study: Study, ranked: Collection[Runs]) -> list[Runs]:
-    """Return the runs of strategy none on the GPUs that all ranked configurations share."""
-    gpus = {runs.gpus for runs in ranked}
-    without = []
-    for runs in study.timed:
-        if {runs.gpus} == gpus and runs.strategy == WITHOUT and runs not in ranked:
-            without.append(runs)
-    return without
+    return rows_figure(RANKING, f"{title}.{notes}", rows, axis)

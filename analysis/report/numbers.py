@@ -58,17 +58,12 @@ def number(
     """
     if value is None or not math.isfinite(value):
         return ABSENT
-    form = _format_of(kind)
+    form = KINDS[kind] if isinstance(kind, str) else kind
     mark = ""
     if isinstance(value, Efficiency) and value.mark:
         mark = THIN + value.mark.replace(" ", THIN)
-    printed = value * form.factor
-    sign = ""
-    if printed < 0:
-        sign = MINUS
-    elif form.sign:
-        sign = "+"
-    size = abs(printed)
+    sign = MINUS if value < 0 else "+" * form.sign
+    size = abs(value * form.factor)
     if form == KINDS["share"] and size > MOST_SHARE:
         return f"{sign}over {MOST_SHARE:,}{THIN}%"
     decimals = form.decimals
@@ -83,15 +78,8 @@ def number(
     text = f"{size:,.{decimals}f}"
     if float(text.replace(",", "")):
         text = sign + text
-    return f"{text}{_unit(form)}{mark}"
-
-
-def _format_of(kind: str | NumberFormat) -> NumberFormat:
-    return KINDS[kind] if isinstance(kind, str) else kind
-
-
-def _unit(form: NumberFormat) -> str:
-    return THIN + form.unit if form.unit else ""
+    unit = THIN + form.unit if form.unit else ""
+    return f"{text}{unit}{mark}"
 
 
 def texts(value: float | Estimate | None, kind: str | NumberFormat = "number") -> tuple[str, str]:
@@ -107,9 +95,9 @@ def texts(value: float | Estimate | None, kind: str | NumberFormat = "number") -
     central = number(value.value, kind, width)
     if not math.isfinite(width):
         return central, ""
-    unit = _unit(_format_of(kind))
+    unit = (KINDS[kind] if isinstance(kind, str) else kind).unit
     low, high = number(value.low, kind, width), number(value.high, kind, width)
-    return central, f"{low.removesuffix(unit)} to {high.removesuffix(unit)}"
+    return central, f"{low.removesuffix(THIN + unit)} to {high.removesuffix(THIN + unit)}"
 
 
 def interval(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:

@@ -29,7 +29,7 @@ from analysis.report.table import TEXT_LENGTH, Table, latex
 from analysis.study.names import format_option, unit_of
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import hardware
-from analysis.study.runs import Runs, named
+from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, markdown, single_line
 from benchmarks.record import Record
@@ -54,8 +54,8 @@ def methods(study: Study, findings: Findings) -> str:
     commit = _worded(study.usable, " (commit", lambda record: _of(record, "git", "commit"))
     lines = [*setup(study), *protocol(study, findings)]
     measured = rf"All numbers were measured with Ringside{latex(commit and commit + ')')}"
-    text = [rf"{measured}~\cite{{ringside}}.", *map(latex, map(words_of(study), lines))]
-    return "\n".join(text) + "\n"
+    text = [rf"{measured}~\cite{{ringside}}.", *map(latex, map(words_of(study), lines)), ""]
+    return "\n".join(text)
 
 
 def setup(study: Study) -> list[str]:
@@ -106,7 +106,7 @@ def protocol(study: Study, findings: Findings) -> list[str]:
         f"{count(len(counted), 'run')}, {ends} of each; a value "
         "is the median over the runs of its configuration."
     ]
-    if repeats[-1] > 1 and _is_interleaved(study.runs):
+    if repeats[-1] > 1 and _is_interleaved(counted):
         lines.append("Repeats were interleaved: every round measured each configuration once.")
     if study.timed:
         lines.append("A rate is the number of counted images over the time of the slowest rank.")
@@ -134,15 +134,13 @@ def protocol(study: Study, findings: Findings) -> list[str]:
     return lines
 
 
-def _is_interleaved(configurations: Sequence[Runs]) -> bool:
-    """Return whether no repeat of a sweep began before one with a lower number."""
+def _is_interleaved(records: Iterable[Record]) -> bool:
     turns = []
-    for runs in configurations:
-        for record in runs.records:
-            if not record.drift:
-                turns.append((record.sweep_id, record.started_at, record.cell.repeat))
+    for record in records:
+        if not record.drift:
+            turns.append((record.sweep_id, record.started_at, record.cell.repeat))
     order = [(sweep, repeat) for sweep, _, repeat in sorted(turns)]
-    return order == sorted(order)
+    return order == sorted(order)  # no repeat of a sweep began before one with a lower number
 
 
 def _links(record: Record) -> str:
@@ -217,13 +215,12 @@ class Report:
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
     """Return the HTML page; `files` are those written with it."""
-    shown = {"colours": COLOURS, "files": files, "policy": POLICY}
-    return _filled("report.html.j2", report, True, **shown)
+    return filled("report.html.j2", report, colours=COLOURS, files=files, policy=POLICY)
 
 
 def markdown_page(report: Report) -> str:
     """Return the report as Markdown; its figures are files of the folder `figures`."""
-    return _filled("report.md.j2", report, False, text=lambda text: markdown(text, TEXT_LENGTH))
+    return filled("report.md.j2", report)
 
 
 def paper(report: Report) -> str:
@@ -247,9 +244,14 @@ def paper(report: Report) -> str:
     )
 
 
-def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
+def filled(name: str, report: Report, **values: Any) -> str:
     """Return a filled template; in HTML every text is escaped and made a single line."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    is_html = name.endswith(".html.j2")
+
+    def text(value: object) -> str:
+        return markdown(value, TEXT_LENGTH)
 
     def finalize(value: Any) -> Any:
         if is_html and type(value) is str:
@@ -266,7 +268,7 @@ def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
         finalize=finalize,
     )
     template = environment.get_template(name)
-    return template.render(report=report, rows=PAGE_ROWS, **values)
+    return template.render(report=report, rows=PAGE_ROWS, text=text, **values)
 
 
 def write(content: Report, folder: Path) -> Path:
@@ -274,20 +276,22 @@ def write(content: Report, folder: Path) -> Path:
 
     Raises OSError: the folder cannot be written, or holds something else than a report.
     """
-    files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
-    files |= {"methods.tex": content.methods.encode(), "ringside.bib": BIBTEX.encode()}
+    texts = {"report.md": markdown_page(content), "paper.tex": paper(content)}
+    texts |= {"methods.tex": content.methods, "ringside.bib": BIBTEX}
+    drawings = {}
     for table in content.tables:
-        files[f"tables/{table.name}.csv"] = table.to_csv().encode()
+        texts[f"tables/{table.name}.csv"] = table.to_csv()
         if table.for_people.rows:
-            files[f"tables/{table.name}.tex"] = table.to_latex().encode()
+            texts[f"tables/{table.name}.tex"] = table.to_latex()
     for figure in content.figures:
-        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
+        texts[f"figures/{figure.name}.svg"] = figure.svg
         if figure.pdf:
-            files[f"figures/{figure.name}.pdf"] = figure.pdf
-            files[f"figures/{figure.name}.tex"] = figure.to_latex().encode()
+            drawings[f"figures/{figure.name}.pdf"] = figure.pdf
+            texts[f"figures/{figure.name}.tex"] = figure.to_latex()
         if figure.data:
-            files[f"figures/{figure.name}.csv"] = figure.data.to_csv().encode()
-    write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
+            texts[f"figures/{figure.name}.csv"] = figure.data.to_csv()
+    texts[PAGE] = page(content, sorted([*texts, *drawings]))
+    write_folder(folder, drawings | {name: text.encode() for name, text in texts.items()})
     return folder / PAGE
 
 
@@ -328,13 +332,10 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _users_files(folder: Path, target: Path, files: Mapping[str, bytes]) -> list[str]:
-    """Return the files in a report's folder that no report wrote. Raises as `write_folder`."""
     present = []
-    for where, folders, names in os.walk(target):
-        for name in sorted([*names, *folders]):
-            path = Path(where) / name
-            if name in names or path.is_symlink():
-                present.append(str(path.relative_to(target)))
+    for path in sorted(target.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            present.append(str(path.relative_to(target)))
     earlier = None
     try:
         refuse_other(target / PAGE)  # to wait for a pipe would be for ever

@@ -41,30 +41,12 @@ class Section:
     commands: tuple[str, ...] = ()
     finding: tuple[str, ...] = ()  # for the first screen of a study that counts no images
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it shows nothing."""
-        has_rows = any(table.rows for table in self.tables)
-        return not (self.lines or self.figures or has_rows or self.commands)
-
-    def joined(self, section: "Section") -> "Section":
-        """Return one section with all that two hold, under the title of the first."""
-        return replace(
-            self,
-            lines=self.lines + section.lines,
-            figures=self.figures + section.figures,
-            tables=self.tables + section.tables,
-            commands=self.commands + section.commands,
-        )
-
-    def without(self, name: str) -> "Section":
-        """Return the section without the figure of a name."""
-        figures = [figure for figure in self.figures if figure.name != name]
+    def on_page(self, answer: str, for_phones: bool) -> "Section":
+        """Return the section without the figure that answers, drawn for phones too."""
+        figures = [figure for figure in self.figures if figure.name != answer]
+        if for_phones:
+            figures = list(map(for_phone, figures))
         return replace(self, figures=tuple(figures))
-
-    def for_phones(self) -> "Section":
-        """Return the section with a drawing for phones of each figure that needs one."""
-        return replace(self, figures=tuple(map(for_phone, self.figures)))
 
     def in_words_of(self, study: Study) -> "Section":
         """Return the section in the words of what a study counts."""
@@ -177,8 +159,3 @@ def next_command(study: Study, option: str) -> str:
         if override not in ("-m", "--multirun") and asked != name:
             kept.append(override)
     return single_line(shlex.join(["python", "launch.py", "-m", *kept, option]), 2000)
-
-
-def records_of(study: Study, benchmark: str) -> list[Record]:
-    """Return the usable records of a benchmark."""
-    return [record for record in study.usable if named(record, "benchmark") == benchmark]

@@ -37,7 +37,7 @@ from analysis.report.section import (
 from analysis.report.sections.benchmarks_section import largest_cells
 from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
-from analysis.study.measured_numbers import NO_DIFFERENCE, SLOWER, UNKNOWN
+from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNOWN
 from analysis.study.names import (
     gpu_ids,
     gpu_list,
@@ -48,7 +48,7 @@ from analysis.study.names import (
     unit_of,
 )
 from analysis.study.provenance import gpus_of, hardware
-from analysis.study.runs import median_of, named
+from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, sentence, single_line
 from analysis.validity.checks import serious
@@ -117,7 +117,6 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
 
 
 def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[str]:
-    """Return what the benchmarks found, for a study in which no usable cell counts images."""
     lines: list[str] = []
     trains: dict[str, bool] = {}
     for record in study.usable:
@@ -136,10 +135,8 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
             if entry.unit not in ("", "%"):
                 text += f" {entry.unit}"
             lines.append(f"{single_line(run_name(record))}: {text}.")
-    if lines:
-        return lines
     if study.usable:
-        return ["No run measured images per second or a link."]
+        return lines or ["No run measured images per second or a link."]
     subject = f"None of {len(study.records):,} runs gave a number"
     if len(study.records) == 1:
         subject = "The only run gave no number"
@@ -149,12 +146,10 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
 def measured(study: Study) -> str:
     """Return what was measured and on how many devices of which machine."""
     records: Sequence[Record] = study.usable or study.records
-    is_done, trained = False, []
+    is_done, trained = any(record.state == "finished" for record in records), []
     for record in records:
-        is_done = is_done or record.state == "finished"
-        if record.cell.runs_script:
-            continue
-        if RATE in record.metrics or named(record, "benchmark") == "throughput":
+        counts_images = RATE in record.metrics or named(record, "benchmark") == "throughput"
+        if counts_images and not record.cell.runs_script:
             trained.append(record)
     records = trained or records
     with_model = [record for record in records if record.cell.trains]
@@ -181,9 +176,8 @@ def measured(study: Study) -> str:
         if len(batches) == 1:
             subject += f", with {batches.pop()}"
         return f"{subject}."
-    number_of = len(_names(records, "benchmark"))
     subject = _several(records, "benchmark")
-    if number_of <= MOST_NAMES:
+    if len(_names(records, "benchmark")) <= MOST_NAMES:
         subject = f"benchmark={subject}"
     verb = "ran" if is_done else "failed"
     if models:
@@ -196,18 +190,12 @@ def _names(records: Sequence[Record], group: str) -> list[str]:
 
 
 def _several(records: Sequence[Record], group: str, plural: str = "") -> str:
-    """Return the names of models, strategies or benchmarks, or how many there are."""
     names = _names(records, group)
-    if len(names) > MOST_NAMES:
-        return count(len(names), group, plural)
-    return join_words(names)
+    return join_words(names) if len(names) <= MOST_NAMES else count(len(names), group, plural)
 
 
 def _devices(study: Study, records: Sequence[Record]) -> str:
-    """Return `1, 2 and 4 GPUs of 4 × NVIDIA H200`, or the workers and their CPU.
-
-    Records on a part of the hosts of others, the baselines of several hosts, name no machine.
-    """
+    # Records on a part of the hosts of others, the baselines of several hosts, name no machine.
     sizes, host_sets = set(), set()
     for record in records:
         sizes.add(record.cell.world_size)
@@ -274,10 +262,8 @@ def definition(point: Point) -> str:
         line += " with all images of a step"
     if not point.without_baseline:
         return f"{line}, the slowest."
-    ids = gpu_ids(point.without_baseline)
-    if len(point.without_baseline) > 1:
-        return f"{line}; GPUs {ids} were not measured alone."
-    return f"{line}; GPU {ids} was not measured alone."
+    gpus, were = ("GPUs", "were") if len(point.without_baseline) > 1 else ("GPU", "was")
+    return f"{line}; {gpus} {gpu_ids(point.without_baseline)} {were} not measured alone."
 
 
 def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
@@ -290,13 +276,13 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
     texts: dict[str, str] = {}
     for _, point in sorted(points_of(findings.scaling.curves), key=distance):
         name = point.key["model.name"]
+        if name == main.point.key["model.name"] or point.suspect or name in texts:
+            continue
         record, *_ = study.records_of(point.record_ids)
         trains = "runs at" if record.cell.runs_script else "trains"
-        text = f"{single_line(name, 80)} {trains} {central(point.rate, 'rate')} images/s"
+        texts[name] = f"{single_line(name, 80)} {trains} {central(point.rate, 'rate')} images/s"
         if point.gpus != main.point.gpus:
-            text += f" on {gpu_list(point.gpus)}"
-        if name != main.point.key["model.name"] and not point.suspect:
-            texts.setdefault(name, text)
+            texts[name] += f" on {gpu_list(point.gpus)}"
     return f"{join_words(list(texts.values()), MOST_RATES)}." if texts else ""
 
 
@@ -349,7 +335,7 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     """Return what NCCL settings change of the main point's own cell: those with an effect first."""
     changing, without_effect, lines = [], [], []
     for effect in effects_on(findings, main.point):
-        if effect.compared.verdict in ("faster", "slower") or effect.other_transport:
+        if effect.compared.verdict in (FASTER, SLOWER) or effect.other_transport:
             changing.append(effect)
         else:
             without_effect.append(effect)
@@ -367,40 +353,33 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
             line += f" is {size} {word} than NCCL's default"
         causes = []
         if effect.other_transport:
-            before, after = effect.transports
-            instead = f"instead of {single_line(before, 40)}"
-            causes.append(f"NCCL used {single_line(after, 40)} {instead}")
+            before, after = (single_line(transport, 40) for transport in effect.transports)
+            causes.append(f"NCCL used {after} instead of {before}")
         lines.append(_with_causes(line, causes, [effect.exchange_ratio]))
     if not without_effect:
         return lines
-    names, changes, ratios = [], [], []
-    causes = ["NCCL used the same transport"]
-    has_verdicts = True
-    for effect in without_effect:
-        names.append(single_line(effect.setting, 60))
-        changes.append(abs(effect.compared.difference.value))
-        ratios.append(effect.exchange_ratio)
-        has_verdicts = has_verdicts and bool(effect.compared.verdict)
-        if not all(effect.transports):
-            causes = []
+    names = join_words([single_line(effect.setting, 60) for effect in without_effect])
     s = "s" * (len(without_effect) == 1)
-    line = f"{join_words(names)} show{s} no significant difference from NCCL's default"
-    if not has_verdicts:
+    line = f"{names} show{s} no significant difference from NCCL's default"
+    if not all(effect.compared.verdict for effect in without_effect):
+        changes = [abs(effect.compared.difference.value) for effect in without_effect]
         size = number(max(changes), "share")
-        line = f"{join_words(names)} differ{s} from NCCL's default by at most {size} (single runs)"
+        line = f"{names} differ{s} from NCCL's default by at most {size} (single runs)"
+    causes = []
+    if all(all(effect.transports) for effect in without_effect):
+        causes = ["NCCL used the same transport"]
+    ratios = [effect.exchange_ratio for effect in without_effect]
     return [*lines, _with_causes(line, causes, ratios)]
 
 
 def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None]) -> str:
-    times_as_long = sorted(ratio for ratio in ratios if ratio is not None)
-    if times_as_long and max(1 - times_as_long[0], times_as_long[-1] - 1) < SAME_TIME:
+    ends = sorted(ratio for ratio in ratios if ratio is not None)
+    if ends and max(1 - ends[0], ends[-1] - 1) < SAME_TIME:
         causes = [*causes, "an exchange took the same time"]
-    elif times_as_long:
-        times = " to ".join(dict.fromkeys((number(times_as_long[0]), number(times_as_long[-1]))))
+    elif ends:
+        times = " to ".join(dict.fromkeys((number(ends[0]), number(ends[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
-    if causes:
-        return f"{line}. {sentence(', and '.join(causes))}"
-    return f"{line}."
+    return f"{line}. {sentence(', and '.join(causes))}" if causes else f"{line}."
 
 
 def between_hosts(study: Study, point: Point) -> str:
@@ -408,11 +387,8 @@ def between_hosts(study: Study, point: Point) -> str:
 
     `2 hosts train 1.3 times as fast as the slowest one alone. …`; empty on one host.
     """
-    wires, hosts = None, 0
-    for runs in study.runs:
-        if runs.records[0].record_id in point.record_ids:
-            wires, hosts = host_wires(runs), len(runs.cell.hosts)
-            break
+    runs = next(each for each in study.runs if each.record_ids == point.record_ids)
+    wires = host_wires(runs)
     if wires is None or wires.exchange_ms is None:
         return ""
     network = wires.worded or "the network between them"
@@ -425,6 +401,7 @@ def between_hosts(study: Study, point: Point) -> str:
         text += f": {share} of the network's bandwidth, which {verb} the exchange"
     start = "A"
     if point.node_efficiency is not None:
+        hosts = len(runs.cell.hosts)
         ratio = number(point.node_efficiency.value * hosts, "ratio")
         start = f"{hosts} hosts train {ratio} times as fast as the slowest one alone. A"
     return single_line(f"{start}{text}.", 400)
@@ -452,9 +429,9 @@ def unknown_variation(study: Study, point: Point) -> str:
     """Return that the run-to-run variation of a point is not known, and why; else empty."""
     if interval(point.rate, "rate"):
         return ""
-    if any(len(runs.records) > 1 for runs in study.timed):
-        return "Too few repeated runs: the run-to-run variation is unknown."
-    return "Single runs: the run-to-run variation is unknown."
+    has_repeats = any(len(runs.records) > 1 for runs in study.timed)
+    why = "Too few repeated runs" if has_repeats else "Single runs"
+    return f"{why}: the run-to-run variation is unknown."
 
 
 def doubt(study: Study, point: Point) -> str:
@@ -493,15 +470,11 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if share is not None:
         size = estimate(share, "share")
         parts.append(f"its rate is {size} below that of strategy=none")
-    records = study.records_of(point.record_ids)
-    cost_ms, is_of_next_run = None, False
-    for runs in study.runs:
-        if runs.records[0].record_id in point.record_ids:
-            cost_ms, is_of_next_run = runs.next_run(COST), runs.floor(COST) is not None
-    step_ms = median_of(records, "step/ms_median")
+    runs = next(each for each in study.runs if each.record_ids == point.record_ids)
+    cost_ms, step_ms = runs.next_run(COST), runs.median("step/ms_median")
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
-        if not is_of_next_run:
+        if runs.floor(COST) is None:
             of_runs = f"95 % interval without run-to-run variation: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
         takes = "inside its own runs it takes " if parts else ""

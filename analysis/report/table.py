@@ -8,7 +8,7 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -249,14 +249,54 @@ class Table:
         return result
 
     def to_latex(self) -> str:
-        r"""Return a float to be \input, with caption and label."""
-        headings, formats = [], ""
+        r"""Return a float to be \input, with caption and label; one that is wider than the text is
+        made smaller.
+        """
+        headings, formats, body = [], "", []
         for column in self.for_people.columns:
-            headings.append(column.heading)
+            headings.append(latex(column.heading))
             formats += "l" if column.is_text else "r"
-        return table_float(
-            self.name, self.caption, headings, formats, self.texts(), self.for_people.marked
-        )
+        for index, row in enumerate(self.texts()):
+            cells = list(map(latex, row))
+            if index in self.for_people.marked:
+                cells[0] += SYMBOLS[DOUBTFUL]
+            body.append(" & ".join(cells) + r" \\")
+        caption = latex(self.caption)
+        if self.for_people.marked:
+            caption += f" {SYMBOLS[DOUBTFUL]} a check doubts these numbers."
+        head = [r"\toprule", " & ".join(headings) + r" \\", r"\midrule"]
+        label = rf"\label{{tab:{self.name}}}"
+        if len(body) > ONE_PAGE:
+            lines = [
+                r"% needs \usepackage{booktabs,longtable}",
+                r"{\scriptsize",
+                rf"\begin{{longtable}}{{{formats}}}",
+                rf"\caption{{{caption}}} {label} \\",
+                *head,
+                r"\endfirsthead",
+                *head,
+                r"\endhead",
+                r"\bottomrule",
+                r"\endfoot",
+                *body,
+                r"\end{longtable}",
+                "}",
+            ]
+        else:
+            lines = [
+                r"% needs \usepackage{booktabs,graphicx}",
+                r"\begin{table*}[htbp]",
+                r"\centering\footnotesize",
+                rf"\caption{{{caption}}}{label}",
+                r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
+                rf"\begin{{tabular}}{{{formats}}}",
+                *head,
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}}",
+                r"\end{table*}",
+            ]
+        return "\n".join([*lines, ""])
 
 
 def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:
@@ -270,7 +310,7 @@ def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table
 
 
 def _html(text: str) -> str:
-    """Return text for an element; a long name may break after its underscores."""
+    # A long name may break after its underscores.
     return escape(single_line(text, TEXT_LENGTH)).replace("_", "_<wbr>")
 
 
@@ -307,70 +347,3 @@ def _printed(match: re.Match[str]) -> str:
     if letter not in SYMBOLS and "A" <= base <= "z":
         return base
     return SYMBOLS.get(letter, f"U+{ord(letter):04X}")
-
-
-def table_float(
-    name: str,
-    caption: str,
-    headings: Sequence[str],
-    formats: str,
-    rows: Sequence[Sequence[str]],
-    marked: Collection[int],
-) -> str:
-    r"""Return a float to be \input, with caption and label.
-
-    `formats` has `l` or `r` for each column.
-    A table that is wider than the text is made smaller; a row of `marked` is doubtful.
-    """
-    caption = latex(caption)
-    if marked:
-        caption += f" {SYMBOLS[DOUBTFUL]} a check doubts these numbers."
-    body = []
-    for index, row in enumerate(rows):
-        cells = [latex(text) for text in row]
-        if index in marked:
-            cells[0] += SYMBOLS[DOUBTFUL]
-        body.append(" & ".join(cells) + r" \\")
-    head = [r"\toprule", " & ".join(map(latex, headings)) + r" \\", r"\midrule"]
-    label = rf"\label{{tab:{name}}}"
-    if len(rows) > ONE_PAGE:
-        start = [
-            r"% needs \usepackage{booktabs,longtable}",
-            r"{\scriptsize",
-            rf"\begin{{longtable}}{{{formats}}}",
-            rf"\caption{{{caption}}} {label} \\",
-            *head,
-            r"\endfirsthead",
-            *head,
-            r"\endhead",
-            r"\bottomrule",
-            r"\endfoot",
-        ]
-        end = [r"\end{longtable}", "}"]
-    else:
-        start = [
-            r"% needs \usepackage{booktabs,graphicx}",
-            r"\begin{table*}[htbp]",
-            r"\centering\footnotesize",
-            rf"\caption{{{caption}}}{label}",
-            r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{{formats}}}",
-            *head,
-        ]
-        end = [r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]
-    return "\n".join([*start, *body, *end, ""])
-
-
-def figure_float(name: str, caption: str, is_narrow: bool, is_tall: bool) -> str:
-    r"""Return a float to be \input: over two columns where the figure is wider than one."""
-    environment = "figure" if is_narrow else "figure*"
-    size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]" if is_tall else ""
-    lines = [
-        r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF",
-        rf"\begin{{{environment}}}[htbp]",
-        r"\centering",
-        rf"\includegraphics{size}{{{name}.pdf}}",
-        rf"\caption{{{latex(caption)}}}\label{{fig:{name}}}",
-        rf"\end{{{environment}}}",
-    ]
-    return "\n".join([*lines, ""])

@@ -21,7 +21,7 @@ from analysis.report.charts import (
 )
 from analysis.report.figure import COLOURS, MUTED, Figure, for_width
 from analysis.report.numbers import number
-from analysis.report.section import Section, bounded, median_and_interval, records_of
+from analysis.report.section import Section, bounded, median_and_interval
 from analysis.report.table import Column, Table, metric_column
 from analysis.study.intervals import Estimate
 from analysis.study.names import BETWEEN, gpu_ids, run_name, short_names, spoken, unit_of
@@ -57,12 +57,9 @@ PATTERNS = {
 def _section(
     sentences: Iterable[str], table: Table | None = None, figures: Iterable[Figure] = ()
 ) -> Section:
-    tables: tuple[Table, ...] = ()
-    if table is not None and table.rows:
-        tables = (table,)
-    return Section(
-        "measured", "Links measured alone", (), tuple(figures), tables, finding=tuple(sentences)
-    )
+    tables = (table,) if table is not None and table.rows else ()
+    title, finding = "Links measured alone", tuple(sentences)
+    return Section("measured", title, (), tuple(figures), tables, finding=finding)
 
 
 def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
@@ -71,24 +68,21 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
     for runs in study.runs:
         if named(runs.records[0], "benchmark") == benchmark:
             by_size[runs.cell.world_size].append(runs)
-    most = max(by_size, default=0)
-    unit = unit_of(study)
-    devices = f"one {unit.removesuffix('s')}"
-    if most > 1:
-        devices = f"{most} {unit}"
-    return by_size[most], devices
+    most, unit = max(by_size, default=0), unit_of(study)
+    return by_size[most], f"{most} {unit}" if most > 1 else f"one {unit.removesuffix('s')}"
 
 
-def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = record.tables.get(table, {}).get(rows, [])
-    return listed
+def _rows_of(
+    study: Study, benchmark: str, table: str, rows: str = "rows"
+) -> Iterator[tuple[Record, dict[str, Any]]]:
+    for record in study.usable:
+        if named(record, "benchmark") == benchmark:
+            for row in record.tables.get(table, {}).get(rows, []):
+                yield record, row
 
 
 def _ranking(what: str, text_of: Mapping[Runs, str], option: str = "") -> Iterator[str]:
-    """Yield `what: A; then B and C` of cells in order, each with what it alone has.
-
-    A cell in which nothing differs from the defaults has its value of `option`.
-    """
+    """Yield `what: A; then B and C`; a cell in which nothing differs has its value of `option`."""
     names = short_names(runs.records[0].name for runs in text_of)
     texts = []
     for runs, text in text_of.items():
@@ -104,7 +98,6 @@ def _ranking(what: str, text_of: Mapping[Runs, str], option: str = "") -> Iterat
 
 
 def _then(texts: Sequence[str], then: str = "then ") -> str:
-    """Return `A; then B and C`."""
     if len(texts) == 1:
         return texts[0]
     return f"{texts[0]}; {then}{join_words([*texts[1:]], MOST_NAMED)}"
@@ -113,14 +106,13 @@ def _then(texts: Sequence[str], then: str = "then ") -> str:
 def host_link(study: Study, findings: Findings) -> Section:
     """Return what copies to and from the host reach."""
     rows = []
-    for record in records_of(study, "host_link"):
-        for copies in _rows_of(record, "host_link"):
-            rates = [rate for rate in map(finite, copies["gb_per_s"]) if rate is not None]
-            operation = str(copies.get("operation"))
-            if rates:
-                shown = {"gpus": gpu_ids(record.cell.members), "fastest": max(rates)}
-                shown |= {"operation": OPERATIONS.get(operation, operation), "slowest": min(rates)}
-                rows.append(copies | shown)
+    for record, copies in _rows_of(study, "host_link", "host_link"):
+        rates = [rate for rate in map(finite, copies["gb_per_s"]) if rate is not None]
+        operation = str(copies.get("operation"))
+        if rates:
+            shown = {"gpus": gpu_ids(record.cell.members), "fastest": max(rates)}
+            shown |= {"operation": OPERATIONS.get(operation, operation), "slowest": min(rates)}
+            rows.append(copies | shown)
     table = Table.of(
         "host_links",
         "Copies between the host and the devices, and in the host's memory, GB/s.",
@@ -141,48 +133,45 @@ def host_link(study: Study, findings: Findings) -> Section:
     for prefix, words, whom in together:
         texts = []
         for name, direction in DIRECTIONS.items():
-            rate = ""
-            if cells:
-                rate = median_and_interval(cells[0], f"host_link/{prefix}_{name}_gb_per_s")
-            if rate:
-                texts.append(f"{rate} {direction.format(whom)}")
+            for runs in cells[:1]:
+                rate = median_and_interval(runs, f"host_link/{prefix}_{name}_gb_per_s")
+                if rate:
+                    texts.append(f"{rate} {direction.format(whom)}")
         if texts:
             parts.append(f"{words}: {', '.join(texts)}.")
-    lines = []
-    if parts:
-        lines.append(f"Copies between the host and {devices}, in GB/s. {' '.join(parts)}")
-    return _section(lines, table)
+    if not parts:
+        return _section((), table)
+    line = f"Copies between the host and {devices}, in GB/s. {' '.join(parts)}"
+    return _section((line,), table)
 
 
 def collectives(study: Study, findings: Findings) -> Section:
     """Return bandwidth and latency of each collective."""
     runs: list[dict[str, Any]] = []  # of nccl-tests' tables
-    for record in records_of(study, "collectives"):
-        for run in _rows_of(record, "nccl-tests", "runs"):
-            rows = []
-            for row in run["rows"]:
-                # Out of place if that was measured.
-                numbers = row.get("out_of_place") or row.get("in_place") or {}
-                time_us, busbw = finite(numbers.get("time_us")), finite(numbers.get("busbw"))
-                size = finite(row.get("bytes"))
-                rows.append({"bytes": size, "time_us": time_us, "busbw": busbw})
-            if rows:
-                facts = {
-                    "cell": run_name(record),
-                    "collective": single_line(run.get("collective")),
-                    "gpus": gpu_ids(record.cell.members),
-                    "nccl": record.cell.nccl,
-                    "smallest_bytes": rows[0]["bytes"],
-                    "smallest_us": rows[0]["time_us"],
-                    "largest_bytes": rows[-1]["bytes"],
-                    "largest_busbw": rows[-1]["busbw"],
-                    "avg_busbw": finite(run.get("avg_busbw")),
-                }
-                runs.append({**facts, "rows": rows, "metrics": record.metrics})
+    for record, run in _rows_of(study, "collectives", "nccl-tests", "runs"):
+        rows = []
+        for row in run["rows"]:
+            # Out of place if that was measured.
+            numbers = row.get("out_of_place") or row.get("in_place") or {}
+            size, time_us = finite(row.get("bytes")), finite(numbers.get("time_us"))
+            rows.append((size, time_us, finite(numbers.get("busbw"))))
+        if rows:
+            facts = {
+                "record": record,
+                "cell": run_name(record),
+                "collective": single_line(run.get("collective")),
+                "gpus": gpu_ids(record.cell.members),
+                "avg_busbw": finite(run.get("avg_busbw")),
+            }
+            facts["smallest_bytes"], facts["smallest_us"], _ = rows[0]
+            facts["largest_bytes"], _, facts["largest_busbw"] = rows[-1]
+            runs.append(facts | {"rows": rows})
 
     def metric(key: str, name: str, heading: str) -> Column:
         full = f"collectives/{name}"
-        return metric_column(key, full, lambda run: run["metrics"].get(full), heading=heading)
+        return metric_column(
+            key, full, lambda run: run["record"].metrics.get(full), heading=heading
+        )
 
     table = Table.of(
         "collectives",
@@ -239,8 +228,7 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     short = short_names(names[:MOST_CURVES])
     for run, name, colour, marker in zip(runs, names[:MOST_CURVES], palette, MARKERS, strict=False):
         points = []
-        for row in run["rows"]:
-            size, rate = row["bytes"], row["busbw"]
+        for size, _, rate in run["rows"]:
             if size and rate and size > 0 and rate > 0:
                 points.append(DrawnPoint(size, Estimate(rate)))
                 sizes.add(size)
@@ -271,24 +259,22 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
 
 
 def _fastest_by_size(runs: Sequence[Mapping[str, Any]]) -> list[DrawnPoint]:
-    """Return the highest busbw of several NCCL settings by size, or nothing without such."""
-    settings = {tuple(sorted(run["nccl"].items())) for run in runs}
+    settings = {tuple(sorted(run["record"].cell.nccl.items())) for run in runs}
     if len(settings) < 3 or len({(run["collective"], run["gpus"]) for run in runs}) > 1:
         return []
     fastest: dict[float, float] = {}
     for run in runs:
-        for row in run["rows"]:
-            if row["bytes"] and row["busbw"]:
-                fastest[row["bytes"]] = max(row["busbw"], fastest.get(row["bytes"], 0.0))
+        for size, _, rate in run["rows"]:
+            if size and rate:
+                fastest[size] = max(rate, fastest.get(size, 0.0))
     return [DrawnPoint(size, Estimate(fastest[size])) for size in sorted(fastest)]
 
 
 def script(study: Study, findings: Findings) -> Section:
     """Return which collectives a step of each script holds."""
     rows = []
-    for record in records_of(study, "script"):
-        for row in _rows_of(record, "exchanges"):
-            rows.append(row | {"cell": run_name(record), "choice": choice_of(row, record)})
+    for record, row in _rows_of(study, "script", "exchanges"):
+        rows.append(row | {"cell": run_name(record), "choice": choice_of(row, record)})
     columns = [Column("cell", "run"), Column("kind", "collective")]
     columns += [Column(name, name, kind="number") for name in ("calls", "bytes", "ms")]
     columns.append(Column("busbw_gb_per_s", "busbw, GB/s", kind="number"))
@@ -300,10 +286,7 @@ def script(study: Study, findings: Findings) -> Section:
 
 
 def choice_of(exchange: Mapping[str, Any], record: Record) -> str:
-    """Return NCCL's algorithm and protocol for a collective of a step: `Ring Simple`.
-
-    Several, of communicators that choose otherwise, are joined by ` + `; none is ''.
-    """
+    """Return what NCCL chose for a collective of a step, `Ring Simple`; several with ` + `."""
     size = exchange["bytes"]
     if exchange["kind"] == "reduce_scatter":  # NCCL counts what a rank receives, of all ranks
         size /= record.cell.world_size
@@ -318,18 +301,17 @@ def choice_of(exchange: Mapping[str, Any], record: Record) -> str:
 def p2p(study: Study, findings: Findings) -> Section:
     """Return what pairs reach, and what copies at the same time cost each other."""
     rows = []
-    for record in records_of(study, "p2p"):
-        for concurrent in _rows_of(record, "p2p_concurrent"):
-            shares = []
-            for copy in concurrent["copies"]:
-                together, alone = finite(copy.get("gb_per_s")), finite(copy.get("alone_gb_per_s"))
-                if together and alone:
-                    shares.append(together / alone)
-            pattern = str(concurrent.get("pattern"))
-            if shares:
-                shown = {"gpus": gpu_ids(record.cell.members), "copies": len(shares)}
-                shown |= {"pattern": PATTERNS.get(pattern, pattern), "kept": min(shares)}
-                rows.append(concurrent | shown)
+    for record, concurrent in _rows_of(study, "p2p", "p2p_concurrent"):
+        shares = []
+        for copy in concurrent["copies"]:
+            together, alone = finite(copy.get("gb_per_s")), finite(copy.get("alone_gb_per_s"))
+            if together and alone:
+                shares.append(together / alone)
+        pattern = str(concurrent.get("pattern"))
+        if shares:
+            shown = {"gpus": gpu_ids(record.cell.members), "copies": len(shares)}
+            shown |= {"pattern": PATTERNS.get(pattern, pattern), "kept": min(shares)}
+            rows.append(concurrent | shown)
     table = Table.of(
         "contention",
         "Concurrent copies: GB/s in total, and the share of its solo rate that the slowest copy "
@@ -405,7 +387,7 @@ def jacobi(study: Study, findings: Findings) -> Section:
             metric("stencil_gb_per_s", "stencil GB/s"),
             metric("copy_share", "of a copy"),
         ),
-        records_of(study, "jacobi"),
+        [record for record in study.usable if named(record, "benchmark") == "jacobi"],
     )
     cells, devices = largest_cells(study, "jacobi")
     text_of: dict[Runs, str] = {}

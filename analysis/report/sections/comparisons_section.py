@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -154,8 +154,7 @@ def settings(study: Study, findings: Findings) -> Section | None:
         return None
 
     def default(effect: SettingEffect) -> str:
-        """Return the label of NCCL's default without its GPUs, which have a column."""
-        parts = effect.compared.first.split(BETWEEN)[1:]
+        parts = effect.compared.first.split(BETWEEN)[1:]  # without its GPUs, which have a column
         kept = [part for part in parts if not part.endswith(f" {UNTOUCHED}")]
         return single_line(BETWEEN.join(kept))
 
@@ -184,11 +183,8 @@ def settings(study: Study, findings: Findings) -> Section | None:
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
     """Return the verdicts, and how far the machine drifted; None without either."""
-    pairs = findings.comparisons
-    lines = []
-    if pairs:
-        lines.append(differences(findings))
-    rates = {pair.rate for pair in pairs}
+    lines = [differences(findings)] if findings.comparisons else []
+    rates = {pair.rate for pair in findings.comparisons}
     if not all(map(is_of_training, rates)):
         metrics = []
         for rate in study.rates:
@@ -204,13 +200,11 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         )
     if not lines:
         return None
-    lines = list(map(single_line, lines))
-    tables = _comparison_tables(study, findings)
-    return Section("comparisons", "Which differences are significant", tuple(lines), tables=tables)
+    title, tables = "Which differences are significant", _comparison_tables(study, findings)
+    return Section("comparisons", title, tuple(map(single_line, lines)), tables=tables)
 
 
 def _comparison_tables(study: Study, findings: Findings) -> tuple[Table, ...]:
-    """Return a matrix for each of the first large groups, and one table of all other pairs."""
     names = _short_names(findings.comparisons)
     columns = (
         Column("first", "baseline", lambda pair: names[pair.first]),
@@ -249,9 +243,8 @@ def verdict_word(verdict: str) -> str:
 
 
 def _groups(findings: Findings) -> list[list[Comparison]]:
-    """Return the pairs that belong together, each second against one that came before it.
-
-    They differ in the same thing on the same GPUs; the first of the first pair is the baseline.
+    """Return the pairs that differ in the same thing on the same GPUs, each second against one that
+    came before it; the first of the first pair is the baseline.
     """
     groups: dict[Any, list[Comparison]] = defaultdict(list)
     for pair in findings.comparisons:
@@ -269,7 +262,6 @@ def _groups(findings: Findings) -> list[list[Comparison]]:
 
 
 def _matrix(group: Sequence[Comparison], name: str) -> Table:
-    """Return every pair of a group: each configuration against the faster ones."""
     ranks: dict[str, float] = defaultdict(float)
     pair_of = {}
     for pair in group:
@@ -280,27 +272,26 @@ def _matrix(group: Sequence[Comparison], name: str) -> Table:
     order = sorted(ranks, key=lambda label: -ranks[label])
     names = _short_names(group)
 
-    def against(column: str) -> Callable[[str], Value]:
-        def read(row: str) -> Value:
-            pair = pair_of.get((column, row))
-            if pair is None or order.index(row) <= order.index(column):
-                return ""
-            if pair.verdict == NO_DIFFERENCE:
-                return f"{number(pair.difference.value, 'change')} (n. s.)"
-            return pair.difference
-
-        return read
-
-    columns = [Column("cell", "", lambda row: f"{order.index(row) + 1}  {names[row]}")]
-    for position, column in enumerate(order[:-1], 1):
-        columns.append(
-            Column(f"against_{position}", f"against {position}", against(column), "change")
-        )
+    columns = [Column("cell", "")]
+    for position in range(1, len(order)):
+        columns.append(Column(f"against_{position}", f"against {position}", kind="change"))
+    rows = []
+    for index, second in enumerate(order):
+        row: dict[str, Value] = dict.fromkeys((column.key for column in columns), "")
+        row["cell"] = f"{index + 1}  {names[second]}"
+        for position, first in enumerate(order[:index], 1):
+            compared = pair_of.get((first, second))
+            if compared is not None and compared.verdict == NO_DIFFERENCE:
+                change = number(compared.difference.value, "change")
+                row[f"against_{position}"] = f"{change} (n. s.)"
+            elif compared is not None:
+                row[f"against_{position}"] = compared.difference
+        rows.append(row)
     caption = (
         "Each configuration against the faster ones (columns: their numbers), with 95 % "
         "intervals. n. s.: not significant."
     )
-    return Table.of(name, caption, columns, order)
+    return Table.of(name, caption, columns, rows)
 
 
 def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
@@ -333,13 +324,13 @@ def differences(findings: Findings) -> str:
     largest = max(real, key=lambda pair: abs(pair.difference.value))
     names = _short_names(findings.comparisons)
     first, second = (single_line(names[name], 120) for name in (largest.first, largest.second))
-    rest = ""
-    if len(judged) > 1:
-        rest = f"; {len(real):,} of {len(judged):,} comparisons are significant"
     value = largest.difference.value
     size = estimate(scaled(largest.difference, math.copysign(1, value)), "share")
-    line = f"{second} is {size} {largest.verdict} than {first}{rest}."
-    return f"Largest difference: {line}" if rest else line
+    line = f"{second} is {size} {largest.verdict} than {first}"
+    if len(judged) == 1:
+        return f"{line}."
+    share = f"{len(real):,} of {len(judged):,} comparisons are significant"
+    return f"Largest difference: {line}; {share}."
 
 
 def noise(study: Study, findings: Findings) -> Section | None:
@@ -350,13 +341,12 @@ def noise(study: Study, findings: Findings) -> Section | None:
         rows += floor_rows(study, metric)
     if not rows:
         return None
-    main_metric = rows[0]["metric"]
+    main_metric, widths = rows[0]["metric"], []
     by_width = sorted((row for row in rows if row["metric"] == main_metric), key=WIDTH)
-    widths = []
     for row in (by_width[0], by_width[-1]):
-        width = number(row["half_share"], "part")
-        if row["half_share"] is None:
-            width = f"{number(row['half'])} {row['unit']}"
+        width = f"{number(row['half'])} {row['unit']}"
+        if row["half_share"] is not None:
+            width = number(row["half_share"], "part")
         widths.append(width)
     line = f"Run-to-run variation (95 %) of {main_metric}: ±"
     line += f"{' to '.join(dict.fromkeys(widths))}, estimated from repeated runs."
@@ -387,8 +377,16 @@ def noise(study: Study, findings: Findings) -> Section | None:
 
 
 def floor_rows(study: Study, metric: str) -> list[dict[str, Any]]:
-    """Return a row for each noise floor of a metric, the widest of its group, with its sources."""
-    repeated = repeated_cells(study, metric)
+    """Return a row for each noise floor of a metric, the widest of its group, with the cells that
+    show how runs scatter: `none on gpus 0 (3)`, with their runs.
+    """
+    repeated: dict[FloorGroup, list[str]] = defaultdict(list)
+    drift = Counter(id(runs) for record, runs in study.drift if metric in record.metrics)
+    for runs in study.runs:
+        repeats = len(runs.values(metric)) + drift[id(runs)]
+        if repeats > 1 and not runs.suspect:
+            cell = f"{label(study, runs)} on {gpu_list(runs.gpus)} ({repeats})"
+            repeated[runs.group].append(cell)
     widest: dict[tuple[FloorGroup, str], dict[str, Any]] = {}
     for runs in study.runs:
         floor = runs.floor(metric)
@@ -405,17 +403,6 @@ def floor_rows(study: Study, metric: str) -> list[dict[str, Any]]:
         row["source"] = join_words(cells, MOST_SOURCES) or "other studies"
         widest[key] = row
     return [widest[key] for key in sorted(widest)]
-
-
-def repeated_cells(study: Study, metric: str) -> dict[FloorGroup, list[str]]:
-    """Return the cells that show how runs of a group scatter: `none on gpus 0 (3)`, with runs."""
-    cells: dict[FloorGroup, list[str]] = defaultdict(list)
-    drift = Counter(id(runs) for record, runs in study.drift if metric in record.metrics)
-    for runs in study.runs:
-        repeats = len(runs.values(metric)) + drift[id(runs)]
-        if repeats > 1 and not runs.suspect:
-            cells[runs.group].append(f"{label(study, runs)} on {gpu_list(runs.gpus)} ({repeats})")
-    return cells
 
 
 def floor_row(runs: Runs, metric: str, floor: Floor) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from analysis.findings.communication import (
 from analysis.findings.examine import Findings
 from analysis.report.numbers import number
 from analysis.report.section import RATE, Section, about_costs, about_intervals, bounded, verdict_of
-from analysis.report.table import Column, Table, Value, columns_of, metric_column
+from analysis.report.table import Column, Reader, Table, Value, columns_of, metric_column
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import LEFT_OUT, hardware, inherited
@@ -34,6 +34,7 @@ from analysis.validity.fast_paths import ANSWERS, NO, Answer, answers
 from benchmarks.record import REHEARSAL, Record
 from conf.cell import compress_hosts
 
+BUSBW = "comm/busbw_gb_per_s"
 MOST_VALUES = 4  # of one variable that are named
 MOST_COMMANDS = 40
 
@@ -41,22 +42,20 @@ MOST_COMMANDS = 40
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
     excluded, remarks, unchecked = [], [], []
-    for record in filter(lambda each: each.validity.verdict != REHEARSAL, study.excluded):
-        why = "; ".join(record.validity.codes.values())
-        if record.failure is not None:
-            why = f"{record.failure.cause}: {record.failure.message}"
-            if record.failure.rank is not None:
-                failure = record.failure
-                why = f"{failure.cause} of rank {failure.rank}: {failure.message}"
-        excluded.append({"cell": run_name(record), "state": _state(record), "why": why})
+    for record in study.excluded:
+        why, failure = "; ".join(record.validity.codes.values()), record.failure
+        if failure is not None:
+            rank = "" if failure.rank is None else f" of rank {failure.rank}"
+            why = f"{failure.cause}{rank}: {failure.message}"
+        if record.validity.verdict != REHEARSAL:
+            excluded.append({"cell": run_name(record), "state": _state(record), "why": why})
     for text in study.unreadable:
         excluded.append({"cell": "", "state": "unreadable", "why": text})
     skipped: Counter[tuple[str, str]] = Counter()
     for record in study.usable:
         for code, text in record.validity.codes.items():
-            verdict = verdict_of([record]) or "valid"
-            row = {"cell": run_name(record), "verdict": verdict, "code": code, "why": text}
-            remarks.append(row)
+            row = {"cell": run_name(record), "verdict": verdict_of([record]) or "valid"}
+            remarks.append(row | {"code": code, "why": text})
         skipped.update(record.validity.unchecked.items())
     for (code, why), cells in skipped.items():
         unchecked.append({"code": code, "why": why, "cells": cells})
@@ -99,7 +98,7 @@ def _validity_lines(study: Study) -> list[str]:
     for word, cells in (*verdicts.most_common(), *sorted(states.items())):
         words.append(f"{cells:,} {word}")
     lines = ["No record could be read."]
-    if study.records:
+    if words:
         lines = [f"{count(len(study.records), 'run')}: {join_words(words)}."]
     if study.compared:
         lines.append(study.compared)
@@ -118,9 +117,7 @@ def _validity_lines(study: Study) -> list[str]:
 
 
 def _state(record: Record) -> str:
-    if record.state == "finished":
-        return verdict_words(record)
-    return record.state
+    return verdict_words(record) if record.state == "finished" else record.state
 
 
 def rehearsal(study: Study, findings: Findings) -> Section | None:
@@ -184,11 +181,12 @@ def environment(study: Study, findings: Findings) -> Section:
     rows = []
     for sort, by_name in (("machine", facts), ("variable", dict(sorted(variables.items())))):
         for name, values in by_name.items():
-            text = "; ".join(f"{value} ({count(cells, 'run')})" for value, cells in values.items())
+            text = next(iter(values))
             if len(values) > MOST_VALUES:
                 text = f"{len(values):,} different values"
-            elif len(values) == 1:
-                text = next(iter(values))
+            elif len(values) > 1:
+                each = (f"{value} ({count(cells, 'run')})" for value, cells in values.items())
+                text = "; ".join(each)
             rows.append({"sort": sort, "name": name, "value": text})
     table = Table.of(
         "environment",
@@ -201,13 +199,11 @@ def environment(study: Study, findings: Findings) -> Section:
         if cells < len(study.records):
             setting += f" ({count(cells, 'run')})"
         words.append(setting)
-    lines: tuple[str, ...] = ()
-    if words:
-        text = (
-            f"Set outside Ringside, and able to change results: {join_words(words)}. Runs that "
-            "differ in it are not compared."
-        )
-        lines = (single_line(text, 900),)
+    text = (
+        f"Set outside Ringside, and able to change results: {join_words(words)}. Runs that "
+        "differ in it are not compared."
+    )
+    lines = (single_line(text, 900),) if words else ()
     return Section("environment", "Environment", lines, tables=(table,))
 
 
@@ -215,20 +211,16 @@ def _facts(record: Record) -> dict[str, Any]:
     environment = record.environment
     cpu, gpu = environment.get("cpu", {}), environment.get("gpu", {})
     versions, git = environment.get("versions", {}), environment.get("git", {})
-    hosts, memory, commit = record.cell.every_host, cpu.get("memory_bytes"), ""
+    hosts, memory = record.cell.every_host, cpu.get("memory_bytes")
+    commit = str(git.get("commit") or "")
     if memory is not None:
         memory = f"{memory / 2**30:,.0f} GiB"
-    starts: dict[str, None] = {}
-    for rank in record.ranks:
-        if "started" in rank:
-            starts[str(rank["started"])] = None
-    if "commit" in git:
-        commit = str(git["commit"])
-        if git.get("modified"):
-            commit += ", modified"
+    if commit and git.get("modified"):
+        commit += ", modified"
+    starts = [str(rank["started"]) for rank in record.ranks if "started" in rank]
     return {
         "hardware": hardware(record),
-        "ranks were started by": ", ".join(starts),
+        "ranks were started by": ", ".join(dict.fromkeys(starts)),
         "hosts": compress_hosts(sorted(hosts)),
         "host": None if hosts else environment.get("host"),
         "driver": gpu.get("driver"),
@@ -265,27 +257,22 @@ def cells(study: Study, findings: Findings) -> Section:
     several = SeveralRecords(study)
     values = {record.record_id: several.values(record) for record in study.records}
 
-    def effective(key: str, heading: str) -> Column:
+    def effective(key: str) -> Reader:
         def read(record: Record) -> str:
             value = record.effective.get(key)
-            if isinstance(value, list):
-                return ", ".join(map(str, value))
-            return str(value or "")
+            return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
-        return Column(key, heading, read)
+        return read
 
-    def current(key: str, name: str) -> Column:
-        """Return the column of a metric that needs other records, by all that the study has now."""
-        return metric_column(key, name, lambda record: values[record.record_id].get(name))
+    def current(name: str) -> Reader:
+        """Return a metric that needs other records, by all that the study has now."""
+        return lambda record: values[record.record_id].get(name)
 
-    def own(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda record: record.metrics.get(name))
+    def own(name: str) -> Reader:
+        return lambda record: record.metrics.get(name)
 
     def with_interval(key: str, name: str) -> Column:
         return metric_column(key, name, lambda record: bounded(study, record, name), bounded=True)
-
-    def at_equal_clocks(record: Record) -> float | None:
-        return values[record.record_id].get(AT_EQUAL_CLOCKS)
 
     def started(record: Record) -> str:
         at = datetime.fromtimestamp(record.started_at, timezone.utc)
@@ -294,21 +281,21 @@ def cells(study: Study, findings: Findings) -> Section:
     columns = (
         Column("cell", "run", run_name),
         with_interval("images_per_second", RATE),
-        current("efficiency", EFFICIENCY),
+        metric_column("efficiency", EFFICIENCY, current(EFFICIENCY)),
         Column("state", "state", _state),
         Column("codes", "codes", lambda record: ", ".join(record.validity.codes)),
         Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),
-        Column("efficiency_at_equal_clocks", "", at_equal_clocks, "share", shown=False),
-        Column("sm_mhz", "", lambda record: record.metrics.get(CLOCK), "count", shown=False),
+        Column("efficiency_at_equal_clocks", "", current(AT_EQUAL_CLOCKS), "share", shown=False),
+        Column("sm_mhz", "", own(CLOCK), "count", shown=False),
         with_interval("exchange_ms", "comm/exchange_ms"),
-        own("busbw_gb_per_s", "comm/busbw_gb_per_s"),
+        metric_column("busbw_gb_per_s", BUSBW, own(BUSBW)),
         with_interval("cost_ms", COST),
-        current("exposed_ms", EXPOSED),
-        current("hidden_share", HIDDEN),
-        own("exposed_by_trace_ms", TRACE_EXPOSED),
-        current("difference_ms", DISAGREEMENT),
-        effective("transport", "transport"),
-        effective("link_class", "link class"),
+        metric_column("exposed_ms", EXPOSED, current(EXPOSED)),
+        metric_column("hidden_share", HIDDEN, current(HIDDEN)),
+        metric_column("exposed_by_trace_ms", TRACE_EXPOSED, own(TRACE_EXPOSED)),
+        metric_column("difference_ms", DISAGREEMENT, current(DISAGREEMENT)),
+        Column("transport", "transport", effective("transport")),
+        Column("link_class", "link class", effective("link_class")),
         Column("benchmark", "", lambda record: named(record, "benchmark"), shown=False),
         Column("started", "", started, shown=False),
         Column("record_id", "", "record_id", shown=False),

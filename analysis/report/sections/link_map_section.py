@@ -14,7 +14,7 @@ from analysis.prediction.forecast import forecast
 from analysis.prediction.link_model import HostNetwork
 from analysis.prediction.query import CellQuery, query_of, workload_of
 from analysis.report.charts import MARKERS, new_axes
-from analysis.report.figure import Figure, as_figure, colours, figure_width, for_screen_and_phone
+from analysis.report.figure import Figure, as_figure, colours
 from analysis.report.section import RATE, Section
 from analysis.report.table import Table, columns_of, numbers_table
 from analysis.study.names import BETWEEN, format_option, short_names, spoken
@@ -70,8 +70,8 @@ def where_each_wins(study: Study, findings: Findings) -> Section | None:
             options = study.naming_options_of(runs, ("batch_size",))
             words = [format_option(option, runs.request[option]) for option in options]
             configuration = BETWEEN.join(words) or runs.strategy
-            rates[configuration] = runs.median(RATE) or 0.0
             workload = workload_of(runs.request, runs.records[0].model)
+            rates[configuration] = runs.median(RATE) or 0.0
             here[configuration] = query_of(runs.cell, workload)
         network = next(filter(None, map(network_of, members)), None)
         if network is not None:
@@ -90,11 +90,9 @@ def where_each_wins(study: Study, findings: Findings) -> Section | None:
 
 def _winners(links: Sequence[Link]) -> str:
     wins = Counter(link.fastest for link in links)
-    names = short_names(wins)
-    parts = [
-        f"{spoken(names[name])} behind {count(number, 'link')}"
-        for name, number in wins.most_common()
-    ]
+    names, parts = short_names(wins), []
+    for name, number in wins.most_common():
+        parts.append(f"{spoken(names[name])} behind {count(number, 'link')}")
     forecast = sum(link.is_as_forecast for link in links)
     return f"Fastest: {join_words(parts)}; as forecast behind {forecast} of {len(links)}."
 
@@ -151,7 +149,7 @@ def _map(links: Sequence[Link]) -> Figure:
         "crossed: another one was forecast. A rate says nothing of how much a step learns."
     )
     data = numbers_table(("compute_to_wire", "ms_between_hosts", "fastest", "link"), rows)
-    return for_screen_and_phone(as_figure(figure, "where-each-wins", caption, data), figure_width())
+    return as_figure(figure, "where-each-wins", caption, data)
 
 
 def _table(links: Sequence[Link]) -> Table:
@@ -159,14 +157,14 @@ def _table(links: Sequence[Link]) -> Table:
     for link in sorted(links, key=lambda link: link.compute_to_wire):
         for name, rate in link.rates.items():
             expected = link.forecasts.get(name)
-            row = {"link": shown[link.name], "gb_per_s": link.network.host_gb_per_s}
-            row |= {"ms": link.network.latency_us / 1e3, "ratio": link.compute_to_wire}
-            row |= {"configuration": name, "rate": rate, "forecast": expected}
-            rows.append(row | {"error": rate / expected - 1 if expected else None})
+            error = rate / expected - 1 if expected else None
+            of_link = link.network.host_gb_per_s, link.network.latency_us / 1e3
+            numbers = *of_link, link.compute_to_wire, rate, expected, error
+            rows.append((shown[link.name], name, *numbers))
     columns = (
         *columns_of(link="link", configuration="configuration"),
         *columns_of("number", gb_per_s="GB/s", ms="ms", ratio="compute ÷ sending"),
         *columns_of("rate", rate="images/s", forecast="forecast"),
         *columns_of("change", error="vs. forecast"),
     )
-    return Table.of("where_each_wins", "Links as their ranks timed them.", columns, rows)
+    return Table("where_each_wins", "Links as their ranks timed them.", columns, tuple(rows))

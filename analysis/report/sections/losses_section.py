@@ -40,9 +40,7 @@ HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
-    """Return where throughput is lost, part by part, down to the residual; None where most parts
-    are not known.
-    """
+    """Return where throughput is lost, part by part; None where most parts are not known."""
     falls = [fall for fall in findings.waterfalls if fall.is_explained]
     if not falls:
         return None
@@ -71,36 +69,30 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
 
 
 def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
-    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate.
-
-    Of each `step` is a part or the rate itself, and `images_per_second` that rate or what the part
-    adds to it; None: not known.
+    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate; of
+    each the `step`, a part or a rate, and `images_per_second`, that rate or what the part adds.
     """
-    before: list[tuple[str, WaterfallPart | Estimate]] = []
-    after: list[tuple[str, WaterfallPart | Estimate]] = []
     sum_alone = 0.0
+    steps: list[tuple[str, WaterfallPart | Estimate]] = []
     for part in fall.parts:
-        if not part.above_ideal:
-            after.append((part.name, part))
-            continue
-        before.append((part.name, part))
-        if part.lost is not None:
-            sum_alone += part.lost.value
+        if part.above_ideal:
+            steps.append((part.name, part))
+            sum_alone += part.lost.value if part.lost is not None else 0.0
     if sum_alone:
-        before.insert(0, ("all members alone", Estimate(sum_alone + fall.ideal.value)))
-    before.append((f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
+        steps.insert(0, ("all members alone", Estimate(sum_alone + fall.ideal.value)))
+    steps.append((f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
     lost = Estimate(fall.residual, fall.residual_low, fall.residual_high)
-    after.append((RESIDUAL, WaterfallPart(RESIDUAL, lost, "not explained by any part")))
+    residual = WaterfallPart(RESIDUAL, lost, "not explained by any part")
+    for part in (*fall.parts, residual):
+        if not part.above_ideal:
+            steps.append((part.name, part))
     rows = []
-    for name, step in (*before, *after, ("measured", fall.measured)):
+    for name, step in (*steps, ("measured", fall.measured)):
         row: dict[str, Any] = {"part": name, "why": "", "step": step}
-        change: Estimate | None = None
-        if isinstance(step, Estimate):
-            change = step
-        else:
+        change = step if isinstance(step, Estimate) else None
+        if isinstance(step, WaterfallPart):
             row |= {"ms": step.ms, "why": step.why}
-            if step.lost is not None:
-                change = scaled(step.lost, -1.0)
+            change = scaled(step.lost, -1.0) if step.lost is not None else None
         if change is not None and fall.ideal.value:
             row["share"] = change.value / fall.ideal.value
         rows.append(row | {"images_per_second": change})
@@ -124,9 +116,7 @@ def waterfall_figures(
         if any(step.pale for step in steps):
             caption += " Pale: not significantly different from 0."
         if panel == MOST_WATERFALLS:
-            caption += truncation_note(
-                waterfalls, MOST_WATERFALLS, "more waterfall", "waterfall.csv"
-            )
+            caption += truncation_note(waterfalls, panel, "more waterfall", "waterfall.csv")
         axis = Axis(words("images/s"), "images_per_second")
         yield waterfall_figure(f"waterfall-{panel}", caption, steps, fall.ideal.value, axis)
 
@@ -137,15 +127,11 @@ def _step(part: WaterfallPart | Estimate, name: str, ideal: float) -> WaterfallS
     if part.lost is None:
         return WaterfallStep(name, text="not known")
     lost = part.lost.value
-    text = number(abs(lost), "rate")
-    colour = HIGHLIGHT
-    if lost > 0:
-        text = f"−{text}"
-    elif lost < 0:
-        text = f"+{text}"
-        colour = GAIN
+    sign = "−" * (lost > 0) + "+" * (lost < 0)
+    text = f"{sign}{number(abs(lost), 'rate')}"
     if ideal:
         text += f" ({number(abs(lost) / ideal, 'share')})"
+    colour = GAIN if lost < 0 else HIGHLIGHT
     if part.name == RESIDUAL:
         colour = GREY
     is_pale = part.why == AT_MOST
@@ -172,12 +158,11 @@ def traces(study: Study, findings: Findings) -> Section | None:
                 timelines.setdefault(read(path).record_id, timeline)
         except RecordError:
             continue  # open_study lists it
-    headline = main_point(study, findings)
-    wanted = headline[1].record_ids if headline else ()
-    for record in sorted(study.usable, key=lambda record: record.record_id not in wanted):
-        drawing = ""
-        if record.record_id in timelines:
-            drawing = _as_image(timelines[record.record_id])
+    main = main_point(study, findings)
+    wanted = main.point.record_ids if main else ()
+    traced = [record for record in study.usable if record.record_id in timelines]
+    for record in sorted(traced, key=lambda record: record.record_id not in wanted):
+        drawing = _as_image(timelines[record.record_id])
         if drawing:
             subject = f"One step of {single_line(run_name(record))}"
             caption = f"{subject}, recorded in a separate pass that gives no rate."
@@ -187,14 +172,15 @@ def traces(study: Study, findings: Findings) -> Section | None:
 
 
 def _split(record: Record) -> tuple[str, ...]:
-    """Return the means over its traced steps and ranks, as a sentence."""
-    names = ("comm", "exposed", "wait")
-    comm, exposed, wait = (record.metrics.get(f"trace/{name}_ms_per_step") for name in names)
-    if comm is None or exposed is None or wait is None:
+    means = []
+    for name in ("comm", "exposed", "wait"):
+        means.append(record.metrics.get(f"trace/{name}_ms_per_step"))
+    if None in means:
         return ()
+    comm, exposed, wait = map(number, means)
     return (
-        f"Communication takes {number(comm)} ms a step; {number(exposed)} ms of it are exposed. "
-        f"In {number(wait)} ms of it a rank waits for others.",
+        f"Communication takes {comm} ms a step; {exposed} ms of it are exposed. In {wait} ms of it "
+        "a rank waits for others.",
     )
 
 

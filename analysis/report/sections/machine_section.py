@@ -9,14 +9,7 @@ from analysis.findings.examine import Findings
 from analysis.findings.links import wires_of
 from analysis.findings.wire_lines import WireLine, fit
 from analysis.input_files import UnreadableInput
-from analysis.report.charts import (
-    Axis,
-    ScatterPoint,
-    heat_map_figure,
-    scale_of,
-    scatter_figure,
-    truncation_note,
-)
+from analysis.report.charts import Axis, heat_map_figure, scale_of, scatter_figure, truncation_note
 from analysis.report.figure import Figure, colours
 from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
@@ -117,9 +110,8 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
 
 
 def _copies(study: Study) -> list[dict[str, Any]]:
-    """Return the newest matrix of each kind: last those of the host's clock, copies by a kernel.
-
-    Each is caption, ids, entries and unit of its heat map; a missing value has no entry.
+    """Return the arguments of a heat map for the newest matrix of each kind: last those of the
+    host's clock, copies by a kernel.
     """
     newest: dict[tuple[str, bool], dict[str, Any]] = {}
     for record in study.usable:
@@ -139,8 +131,8 @@ def _copies(study: Study) -> list[dict[str, Any]]:
                         entries[row, column] = value
             start, _, state = name.rpartition("_")
             unit = "µs" if "latency" in name else "GB/s"
-            words = [MATRICES.get(start, start.replace("_", " ")), unit]
-            words.insert(1, p2p.get("words", {}).get(state, f"P2P {state}"))
+            what = MATRICES.get(start, start.replace("_", " "))
+            words = [what, p2p.get("words", {}).get(state, f"P2P {state}"), unit]
             if by_kernel:
                 words.append("copied by a kernel")
             caption = f"{single_line(', '.join(words))}, from row to column; dark is better."
@@ -158,17 +150,11 @@ LOST_MS = Axis("lost ms per step", "lost_ms")
 
 
 # What the cells of a line lose, by its metric.
-LOST_WORDS = {
-    COST: {
-        "column": "to the strategy",
-        "figure": "Strategy overhead per step",
-        "sentence": "the strategy overhead per step is",
-    },
-    EXPOSED: {
-        "column": "to communication",
-        "figure": "Exposed communication",
-        "sentence": "exposed communication per step is",
-    },
+COLUMN_OF = {COST: "to the strategy", EXPOSED: "to communication"}
+FIGURE_OF = {COST: "Strategy overhead per step", EXPOSED: "Exposed communication"}
+SENTENCE_OF = {
+    COST: "the strategy overhead per step is",
+    EXPOSED: "exposed communication per step is",
 }
 
 
@@ -189,36 +175,31 @@ def links(study: Study, findings: Findings) -> Section | None:
             " Links between hosts are taken from the measured reference net_link, and from the "
             "rate of the interface."
         )
-    table = Table.of(
-        "wires",
-        caption,
-        (
-            Column("cell", "configuration", lambda subset: names[subset.label]),
-            Column("exchange_gb_per_s", "exchange GB/s", "exchange_gb_per_s", "number"),
-            Column("p2p_gb_per_s", alone, "p2p_gb_per_s", "number"),
-            Column("nominal_gb_per_s", "nominal GB/s", "nominal_gb_per_s", "number"),
-            Column("strategy", "strategy", "strategy", shown=False),
-            Column("gpus", "GPUs", lambda subset: gpu_ids(subset.gpus)),
-            Column("link_class", "link class", "link_class"),
-            Column("transport", "transport", "transport"),
-            Column("efficiency", "efficiency", "efficiency", "share", shown=False),
-        ),
-        exchanging,
+    of_subsets = (
+        Column("cell", "configuration", lambda subset: names[subset.label]),
+        Column("exchange_gb_per_s", "exchange GB/s", "exchange_gb_per_s", "number"),
+        Column("p2p_gb_per_s", alone, "p2p_gb_per_s", "number"),
+        Column("nominal_gb_per_s", "nominal GB/s", "nominal_gb_per_s", "number"),
+        Column("strategy", "strategy", "strategy", shown=False),
+        Column("gpus", "GPUs", lambda subset: gpu_ids(subset.gpus)),
+        Column("link_class", "link class", "link_class"),
+        Column("transport", "transport", "transport"),
+        Column("efficiency", "efficiency", "efficiency", "share", shown=False),
     )
-    worth = Table.of(
-        "worth",
-        "Throughput lost per GPU on each kind of link, relative to the best.",
-        (
-            Column("cell", "configuration", "label"),
-            Column("strategy", "strategy", "strategy"),
-            Column("link_class", "link class", "link_class"),
-            Column("lost", "lost images/s per GPU", "lost", "number", True),
-            Column("gradient_bytes", "gradient bytes", "gradient_bytes", "count"),
-            Column("batch_size", "batch", "batch_size", "count"),
-        ),
-        findings.worth,
+    of_worth = (
+        Column("cell", "configuration", "label"),
+        Column("strategy", "strategy", "strategy"),
+        Column("link_class", "link class", "link_class"),
+        Column("lost", "lost images/s per GPU", "lost", "number", True),
+        Column("gradient_bytes", "gradient bytes", "gradient_bytes", "count"),
+        Column("batch_size", "batch", "batch_size", "count"),
     )
-    return Section("wires", "Bandwidth and links", tables=(table, worth))
+    about_worth = "Throughput lost per GPU on each kind of link, relative to the best."
+    tables = (
+        Table.of("wires", caption, of_subsets, exchanging),
+        Table.of("worth", about_worth, of_worth, findings.worth),
+    )
+    return Section("wires", "Bandwidth and links", tables=tables)
 
 
 def wire_lines(study: Study, findings: Findings) -> Section | None:
@@ -231,12 +212,10 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     palette = colours(line.strategy for line in lines)
     for panel, line in enumerate(lines, 1):
         fixed, share = estimate(line.fixed_ms, "ms"), estimate(line.share, "share")
-        start = f"{names[line.label]}: {LOST_WORDS[line.quantity]['sentence']}"
-        text = (
-            f"{start} {fixed} ms, and {share} of the time that the exchange takes alone "
-            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} configurations)"
-        )
-        texts.append(sentence(text))
+        start = f"{names[line.label]}: {SENTENCE_OF[line.quantity]}"
+        fit_of = f"R² {number(line.r_squared, 'ratio')}, {len(line.points)} configurations"
+        text = f"{start} {fixed} ms, and {share} of the time that the exchange takes alone"
+        texts.append(sentence(f"{text} ({fit_of})"))
         if line.speeds == 2:
             texts.append(
                 "Only two link speeds were measured, and a line fits any two points: no third "
@@ -245,7 +224,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         if panel > MOST_LINES:
             continue
         # The cells, the line, and the band in which 95 % of further cells fall.
-        subject = f"{LOST_WORDS[line.quantity]['figure']}, {single_line(names[line.label])}"
+        subject = f"{FIGURE_OF[line.quantity]}, {single_line(names[line.label])}"
         caption = (
             f"{subject}, against the time that the exchange takes alone. Band: 95 % prediction "
             f"interval. {count(len(line.points), 'configuration')} in wire_cells.csv."
@@ -253,7 +232,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         points, pairs = [], []
         for point in line.points:
             pairs.append((point.wire_ms, point.lost_ms))
-            points.append(ScatterPoint(*pairs[-1], point.label, abs(point.residual_ms)))
+            points.append((*pairs[-1], point.label, abs(point.residual_ms)))
         fitted = fit(pairs)
         assert fitted is not None  # the line was fitted to these points
         drawn = []
@@ -273,7 +252,7 @@ def _line_tables(
     by_cell = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.timed}
     cells = []
     for line in lines:
-        words = {"line": names[line.label], "lost": LOST_WORDS[line.quantity]["column"]}
+        words = {"line": names[line.label], "lost": COLUMN_OF[line.quantity]}
         for point in line.points:
             lost: Estimate | None = Estimate(point.lost_ms)
             if line.quantity != EXPOSED:
@@ -285,7 +264,7 @@ def _line_tables(
         (
             Column("cells", "configurations", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
-            Column("lost", "lost", lambda line: LOST_WORDS[line.quantity]["column"]),
+            Column("lost", "lost", lambda line: COLUMN_OF[line.quantity]),
             Column("fixed_ms", "fixed ms", "fixed_ms", "ms", True),
             Column("share", "share", "share", "share", True),
             Column("r_squared", "R²", "r_squared", "ratio"),

@@ -1,10 +1,11 @@
-"""Images per second against the number of GPUs, against options that are numbers, and against
-forecasts.
+"""Images per second against the number of GPUs, options that are numbers and forecasts; memory and
+energy.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from analysis.findings.examine import Findings
@@ -13,17 +14,20 @@ from analysis.prediction.recorded_forecast import about_forecasts, recorded_fore
 from analysis.report.charts import (
     HOLLOW,
     MARKERS,
+    MOST_ROWS,
     Axis,
+    DotRow,
     DrawnCurve,
     DrawnPoint,
     curves_figure,
+    rows_figure,
     truncation_note,
 )
 from analysis.report.figure import Figure, colours, for_width
-from analysis.report.main_point import CurvePoint, points_of
+from analysis.report.main_point import CurvePoint, main_point, names_of, points_of
 from analysis.report.numbers import NumberFormat, estimate, number
-from analysis.report.section import Section, about_intervals, verdict_of, words_of
-from analysis.report.table import Column, Table, columns_of
+from analysis.report.section import RATE, Section, about_intervals, verdict_of, words_of
+from analysis.report.table import Column, Table, columns_of, metric_column
 from analysis.study.intervals import Estimate
 from analysis.study.names import (
     BETWEEN,
@@ -34,7 +38,7 @@ from analysis.study.names import (
     run_name,
     short_names,
 )
-from analysis.study.runs import named
+from analysis.study.runs import Runs, named
 from analysis.study.study import Study
 from analysis.text import single_line
 from benchmarks.record import finite
@@ -89,15 +93,11 @@ def scaling(study: Study, findings: Findings) -> Section | None:
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
     by_id = {record.record_id: record for record in study.records}
     kinds = {curve.kind for curve, _ in points}
-    has_efficiency, hosts, slowest_kind = False, "", "count"
-    for _, point in points:
-        has_efficiency = has_efficiency or point.efficiency is not None
-        if isinstance(point.slowest, str):
-            hosts = " (by hosts: the slowest host alone, with as many GPUs)"
-            slowest_kind = "text"  # `a:0` is not a number
-
-    def not_alone(row: CurvePoint) -> str:
-        return gpu_ids(row.point.without_baseline)
+    scaling = {id(curve) for curve, point in points if point.efficiency is not None}
+    hosts, slowest_kind = "", "count"
+    if any(isinstance(point.slowest, str) for _, point in points):
+        hosts = " (by hosts: the slowest host alone, with as many GPUs)"
+        slowest_kind = "text"  # `a:0` is not a number
 
     def verdict(row: CurvePoint) -> str:
         return verdict_of(map(by_id.__getitem__, row.point.record_ids)) or "valid"
@@ -117,15 +117,16 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         Column("speedup", "speed-up", "point.speedup", "ratio", True),
         Column("baseline", "slowest alone", "point.baseline", "rate", True),
         Column("slowest", "slowest GPU", "point.slowest", slowest_kind),
-        Column("without_baseline", "not measured alone", not_alone, shown=False),
+        Column(
+            "without_baseline", "", lambda row: gpu_ids(row.point.without_baseline), shown=False
+        ),
     ]
     caption = f"Each configuration: the median of its runs.{about_intervals(study)}"
-    if has_efficiency:
+    if scaling:
         caption += (
             f" Efficiency and speed-up: against the slowest GPU alone{hosts}. At equal clocks: if "
             "step times followed the SM clock; those of memory-bound steps follow it less."
         )
-    scaling = {id(curve) for curve, point in points if point.efficiency is not None}
     return Table.of(
         "points",
         caption,
@@ -138,7 +139,6 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
 
 
 def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
-    """Yield rates, then efficiencies, for each model and kind of scaling with two sizes."""
     panels: dict[tuple[str, str], list[Curve]] = defaultdict(list)
     for curve in curves:
         if len({point.world_size for point in curve.points}) > 1:
@@ -146,9 +146,8 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
     for panel, ((model, kind), members) in enumerate(list(panels.items())[:MOST_FIGURES], 1):
         order = sorted(members, key=lambda curve: (-len(curve.points), curve.settings))
         drawn = order[:MOST_CURVES]
-        notes = about_intervals(study, "Error bars:")
-        if any(point.suspect for curve in drawn for point in curve.points):
-            notes += HOLLOW
+        is_doubtful = any(point.suspect for _, point in points_of(drawn))
+        notes = about_intervals(study, "Error bars:") + HOLLOW * is_doubtful
         notes += truncation_note(members, len(drawn), "more curve", "points.csv")
         if panel == MOST_FIGURES:
             notes += truncation_note(list(panels), MOST_FIGURES, "more model", "points.csv")
@@ -158,7 +157,6 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
 def _panel(
     study: Study, curves: Sequence[Curve], panel: int, about: str, notes: str
 ) -> Iterator[Figure]:
-    """Yield rates with N × the slowest member alone, and efficiencies, against the GPUs."""
     words = words_of(study)
     palette = colours(named(record, "strategy") for record in study.records)
     rates, efficiencies = [], []
@@ -176,9 +174,8 @@ def _panel(
             if point.baseline is not None:
                 alone[point.world_size] = point.baseline.value
         ideal = []
-        if alone:
-            for size in sorted({1, *alone}):
-                ideal.append((size, size * alone.get(size, alone[min(alone)])))
+        for size in sorted({1, *alone} if alone else ()):
+            ideal.append((size, size * alone.get(size, alone[min(alone)])))
         rates.append(DrawnCurve(curve.label, points, *look, ideal))
         if shares:
             efficiencies.append(DrawnCurve(curve.label, shares, *look))
@@ -204,20 +201,18 @@ def _panel(
 
 def sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
     """Return the axis of numbers of GPUs."""
-    sizes: set[float] = set()
+    sizes: set[int] = set()
     for curve in curves:
-        for size, _, _ in curve.points:
-            sizes.add(size)
+        for point in curve.points:
+            sizes.add(round(point.x))
         for size, _ in curve.ideal:
-            sizes.add(size)
-    ordered = sorted(map(round, sizes))
-    if ordered[-1] <= MOST_LINEAR_SIZE:
-        return Axis(label, "world_size", ticks={size: str(size) for size in ordered})
-    ticks = {}
-    for size in ordered:
-        if size & (size - 1) == 0 or size == ordered[-1]:
-            ticks[float(size)] = str(size)
-    return Axis(label, "world_size", ticks=ticks, base=2)
+            sizes.add(round(size))
+    base = 2 if max(sizes) > MOST_LINEAR_SIZE else 0
+    ticks: dict[float, str] = {}
+    for size in sorted(sizes):
+        if not base or size & (size - 1) == 0 or size == max(sizes):
+            ticks[size] = str(size)
+    return Axis(label, "world_size", ticks=ticks, base=base)
 
 
 def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
@@ -230,10 +225,8 @@ def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
     names = short_names(single_line(curve.label) for curve in curves)
     parts = []
     for label, texts in by_size[most].items():
-        if len(texts) == 1 and len(curves) > 1:
-            parts.append(f"{names[label]} {texts[0]}")
-        elif len(texts) == 1:
-            parts += texts
+        if len(texts) == 1:
+            parts.append(f"{names[label]} {texts[0]}" if len(curves) > 1 else texts[0])
     if not parts:
         return ""
     subject = "Efficiency on" if kind == "share" else "On"
@@ -244,12 +237,8 @@ class OptionLine(NamedTuple):
     """The rates of cells that differ in one option alone, by its value."""
 
     label: str
+    key: Mapping[str, str]  # what was asked of its first cell
     points: Sequence[tuple[float, Point]]
-
-    @property
-    def key(self) -> Mapping[str, str]:
-        """What was asked of its first cell."""
-        return self.points[0][1].key
 
 
 def rates_by_option(study: Study, findings: Findings) -> Section | None:
@@ -280,31 +269,28 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
 
 
 def _option_lines(option: str, points: Sequence[CurvePoint]) -> list[OptionLine]:
-    """Return the lines of an option; empty where it is not a number, or no question."""
     members: dict[frozenset[tuple[str, str]], dict[float, CurvePoint]] = defaultdict(dict)
-    for curve, point in points:
+    for each in points:
         # It may follow from the number of GPUs.
-        follows = option == "batch_size" and "global_batch_size" in point.key
+        follows = option == "batch_size" and "global_batch_size" in each.point.key
+        rest = dict(each.point.key)
         try:
-            value = float(point.key.get(option, ""))
+            value = float(rest.pop(option, ""))
         except ValueError:
             continue  # no number
         if 0 < value < math.inf and not follows and option not in NO_AXES:
-            rest = dict(point.key)
-            del rest[option]
             if option == "accumulate" and "global_batch_size" not in rest:
-                rest["batch_size"] = str(point.batch_size / value)  # of a micro-step
-            members[frozenset(rest.items())][value] = CurvePoint(curve, point)
+                rest["batch_size"] = str(each.point.batch_size / value)  # of a micro-step
+            members[frozenset(rest.items())][value] = each
     lines = []
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES:
             curve, point = next(iter(by_value.values()))
-            words = curve.label.split(BETWEEN)
-            part = format_option(option, point.key[option])
-            while part in words:
-                words.remove(part)
+            own = format_option(option, point.key[option])
+            words = [word for word in curve.label.split(BETWEEN) if word != own]
             ordered = [(value, by_value[value].point) for value in sorted(by_value)]
-            lines.append(OptionLine(BETWEEN.join(words) or point.key["model.name"], ordered))
+            label = BETWEEN.join(words) or point.key["model.name"]
+            lines.append(OptionLine(label, ordered[0][1].key, ordered))
     return lines
 
 
@@ -316,14 +302,13 @@ def _option_figure(
     palette = colours(line.key["strategy.name"] for line in shown)
     curves, highest = [], []
     values: set[float] = set()
-    notes = about_intervals(study, "Error bars:")
+    is_doubtful = False
     for line, marker in zip(shown, MARKERS, strict=False):
         points = []
         for value, point in line.points:
             points.append(DrawnPoint(value, point.rate, point.suspect))
             values.add(value)
-            if point.suspect and HOLLOW not in notes:
-                notes += HOLLOW
+            is_doubtful = is_doubtful or point.suspect
         curves.append(DrawnCurve(line.label, points, palette[line.key["strategy.name"]], marker))
         _, best = max(line.points, key=lambda pair: pair[1].rate.value)
         text = f"{estimate(best.rate, 'rate')} ({format_option(option, best.key[option])})"
@@ -335,9 +320,8 @@ def _option_figure(
         option_words = "batch size"
     ordered = sorted(values)
     ticks = {value: f"{value:g}" for value in ordered[:: math.ceil(len(ordered) / for_width(10))]}
-    base = 0
-    if ordered[-1] / ordered[0] >= WIDE_RANGE:
-        base = 2
+    base = 2 if ordered[-1] / ordered[0] >= WIDE_RANGE else 0
+    notes = about_intervals(study, "Error bars:") + HOLLOW * is_doubtful
     notes += truncation_note(lines, len(shown), "more line", "points.csv")
     return curves_figure(
         name,
@@ -347,6 +331,75 @@ def _option_figure(
         Axis(words_of(study)("images/s"), RATES, "rate", from_zero=True),
         f"Highest: {'; '.join(highest)}.",
     )
+
+
+MEMORY, POWER, IMAGES_PER_JOULE = "memory/peak_gib", "gpu/power_w", "energy/images_per_joule"
+STEP, LONG_STEP = "step/ms_median", "step/ms_p95"
+HEADINGS = {
+    RATE: "images/s", MEMORY: "peak GiB", "memory/reserved_gib": "reserved GiB",
+    "compute/mfu": "MFU of dense peak", POWER: "W of a GPU",
+    IMAGES_PER_JOULE: "images/J of all GPUs", STEP: "step ms", LONG_STEP: "p95 step ms",
+}  # fmt: skip
+# Against the number of GPUs: name, value, upper end of its bar, unit, caption.
+AGAINST_GPUS = (
+    ("energy", IMAGES_PER_JOULE, IMAGES_PER_JOULE, "images/J", "Images per joule of all GPUs."),
+    ("power", POWER, POWER, "W", "Mean power of a GPU while steps are timed."),
+    ("steps", STEP, LONG_STEP, "ms", "Median step; bars end at the 95th percentile of steps."),
+)
+
+
+def resources(study: Study, findings: Findings) -> Section | None:
+    """Return memory, energy and steps of every configuration; None without two points."""
+    figures = list(_against_gpus(study, findings.scaling.curves))
+    main = main_point(study, findings)
+    gpus = main.point.gpus if main is not None else ()
+    runs = [each for each in study.timed if each.gpus == gpus and each.values(MEMORY)]
+    if len(runs) > 1:
+        figures.insert(0, _memory(study, runs))
+    if not figures:
+        return None
+    columns = [Column("cell", "configuration", names_of(study, study.timed).__getitem__)]
+    for metric, heading in HEADINGS.items():
+        median = methodcaller("median", metric)
+        columns.append(metric_column(metric.replace("/", "_"), metric, median, heading=heading))
+    caption = "The median of the runs of each configuration."
+    table = Table.of("resources", caption, columns, study.timed, lambda row: row.suspect)
+    title = "Memory, energy and step times"
+    return Section("resources", title, (), tuple(figures), (table,))
+
+
+def _memory(study: Study, runs: Sequence[Runs]) -> Figure:
+    shown = sorted(runs, key=lambda each: -(each.median(RATE) or 0.0))[:MOST_ROWS]
+    names, palette = names_of(study, shown), colours(each.strategy for each in shown)
+    words, rows = words_of(study), []
+    for each in shown:
+        dot, right = Estimate(each.median(MEMORY) or 0.0), f"{number(each.median(RATE))} images/s"
+        colour = palette[each.strategy]
+        rows.append(DotRow(names[each], words(right), dot, colour, is_doubtful=each.suspect))
+    caption = f"Peak memory of any rank, beside the rate; the fastest first.{HOLLOW}"
+    caption += truncation_note(runs, len(rows), "more configuration", "resources.csv")
+    return rows_figure("memory", caption, rows, Axis("GiB", "peak_gib", shown=(0.0,)))
+
+
+def _against_gpus(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
+    of_ids, words = {runs.record_ids: runs for runs in study.runs}, words_of(study)
+    palette = colours(curve.points[0].key["strategy.name"] for curve in curves)
+    for name, metric, metric_of_end, unit, caption in AGAINST_GPUS:
+        drawn = []
+        for curve, marker in zip(curves, MARKERS, strict=False):
+            points = []
+            for point in curve.points:
+                runs = of_ids[point.record_ids]
+                value, end = runs.median(metric), runs.median(metric_of_end)
+                if value is not None:
+                    bar = Estimate(value, value, end)
+                    points.append(DrawnPoint(point.world_size, bar, point.suspect))
+            if len({point.x for point in points}) > 1:
+                look = palette[curve.points[0].key["strategy.name"]], marker
+                drawn.append(DrawnCurve(curve.label, points, *look))
+        if drawn:
+            axes = sizes_axis(words("GPUs"), drawn), Axis(words(unit), name, "rate", from_zero=True)
+            yield curves_figure(name, caption, drawn, *axes)
 
 
 INSIDE = {None: "", True: "yes", False: "no"}

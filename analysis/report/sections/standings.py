@@ -2,17 +2,15 @@
 
 import math
 
-from analysis.report.table import Column, Table
+from analysis.report.table import Table, columns_of
 from analysis.study.asked import Asked, RaceState, percent, seconds
 from analysis.study.conditions import primary_rate
 from analysis.study.race import LEADS, OPEN, UNTRIED, Arm, Standing
 from analysis.text import binary_size
 
 DIFFERENCE = (
-    Column("difference", "difference", kind="change"),
-    Column("low", "at least", kind="change"),
-    Column("high", "at most", kind="change"),
-    Column("state", "state"),
+    *columns_of("change", difference="difference", low="at least", high="at most"),
+    *columns_of(state="state"),
 )
 
 
@@ -45,10 +43,9 @@ def standings_table(asked: Asked, race: RaceState) -> Table:
     names = [primary_rate(record.cell).name for record in race.runs[:1]]
     heading = "busbw, GB/s" if race.size_bytes else "".join(names)
     columns = (
-        Column("candidate", "candidate"),
-        Column("runs", "runs", kind="count"),
-        Column("seconds", "s", kind="count"),
-        Column("rate", heading, kind="rate"),
+        *columns_of(candidate="candidate"),
+        *columns_of("count", runs="runs", seconds="s"),
+        *columns_of("rate", rate=heading),
         *DIFFERENCE,
     )
     caption += f"; {seconds(race):,.0f} s of runs."
@@ -79,11 +76,9 @@ def sizes_table(asked: Asked, race: RaceState) -> Table | None:
             row |= {"difference": standing.difference, "low": standing.low, "high": standing.high}
         rows.append(row)
     columns = (
-        Column("size", "message"),
-        Column("leader", "fastest of the search"),
-        Column("runs", "runs", kind="count"),
-        Column("rate", "busbw, GB/s", kind="rate"),
-        Column("first", f"{asked.names[0]}, GB/s", kind="rate"),
+        *columns_of(size="message", leader="fastest of the search"),
+        *columns_of("count", runs="runs"),
+        *columns_of("rate", rate="busbw, GB/s", first=f"{asked.names[0]}, GB/s"),
         *DIFFERENCE,
     )
     caption = "All-reduce alone: the fastest of each search, and its new runs against the default."

@@ -20,6 +20,7 @@ from analysis.study.study_inputs import StudyInput
 from analysis.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
 
+HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{56}\b")  # eight digits of it are shown
 NOT_IN_TURN = (
     "They were not measured in turn: a change of the machine between the sweeps would look the "
     "same."
@@ -58,7 +59,6 @@ def studies(
 
 
 def _worst_change(differences: Differences, name: str, first: str) -> str:
-    """Return the significant change that matters most, by the name of its configuration."""
     names = short_names(cell.name for cell in differences.cells)
     for verdict in (SLOWER, FASTER):
         for cell, change in _changes(differences):
@@ -108,19 +108,15 @@ def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) ->
     for index, name in enumerate(names, 1):
         columns.append(Column(f"study_{index}", name))
     rows = []
-    for fact, values in differing.items():  # of a hash eight digits
-        rows.append(
-            (fact, *(re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1", each) for each in values))
-        )
+    for fact, values in differing.items():
+        rows.append((fact, *(HASH.sub(r"\1", each) for each in values)))
     return Table("differs", "What differs", tuple(columns), tuple(rows))
 
 
 def differences_table(cells: Sequence[CellDifference], name: str, caption: str) -> Table:
     """Return both rates of every cell that two studies have, their difference and the verdict."""
-    unit = ""
     units = {unit_of(cell.metric) for cell in cells if cell.metric}
-    if len(units) == 1:
-        unit = units.pop()
+    unit = units.pop() if len(units) == 1 else ""
     names = short_names(cell.name for cell in cells)
 
     def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
@@ -128,14 +124,11 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
         return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
 
     def runs(cell: CellDifference) -> str:
-        numbers_of_runs = []
-        for side in (cell.first, cell.second):
-            if cell.metric in side:
-                numbers_of_runs.append(str(side[cell.metric].runs))
-        return ", ".join(numbers_of_runs)
+        sides = filter(None, (cell.first.get(cell.metric), cell.second.get(cell.metric)))
+        return ", ".join(str(measured.runs) for measured in sides)
 
     def detects(cell: CellDifference) -> float | None:
-        """Of a difference that was seen nobody asks which others could have been."""
+        # Of a difference that was seen nobody asks which others could have been.
         return None if cell.verdict in (SLOWER, FASTER) else cell.smallest
 
     return Table.of(
@@ -156,9 +149,7 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
 
 def plain_number(metric: str, measured: MeasuredNumber | None) -> str:
     """Return a number as its metric is written."""
-    if measured is None:
-        return ABSENT
-    return number(measured.plain, of_metric(metric))
+    return ABSENT if measured is None else number(measured.plain, of_metric(metric))
 
 
 def unit_of(metric: str) -> str:
