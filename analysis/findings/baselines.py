@@ -7,7 +7,7 @@ and a planner the control cells. The launcher imports this module: no numpy.
 import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.study.conditions import (
@@ -129,7 +129,7 @@ class Baselines:
         """Return the efficiency of a record; None for one GPU, without a rate or a baseline."""
         single = self._study.single(record)
         alone = self.of_members(single)
-        if single.cell.world_size == 1 or single.median_log_rate is None or not alone:
+        if single.cell.world_size == 1 or math.isnan(single.median_log_rate) or not alone:
             return None
         noise = self.noise(single)
         key = (noise, *map(id, alone.values()))
@@ -141,7 +141,7 @@ class Baselines:
         """Return rate ÷ (hosts × slowest host alone); None unless each was measured."""
         single = self._study.single(record)
         alone = self.of_hosts(single)
-        if single.median_log_rate is None or not alone:
+        if math.isnan(single.median_log_rate) or not alone:
             return None
         slowest = log_slowest(alone, self.noise(single))
         return math.exp(single.median_log_rate - slowest) / len(alone)
@@ -212,15 +212,12 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     that they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh
     1992); the slowest of these counts. Without a known noise it is the slowest as measured.
     """
-    rates, factors_of_medians = [], []
-    for runs in members.values():
-        factors_of_medians.append(of_median(len(runs.values(IMAGES_PER_SECOND))))
-        if runs.median_log_rate is not None:
-            rates.append(runs.median_log_rate)
+    rates = [runs.median_log_rate for runs in members.values()]
     least, mean = min(rates), statistics.fmean(rates)
     if noise is None or len(rates) == 1:
         return least
-    noise_variance = noise**2 * statistics.fmean(factors_of_medians)
+    repeats = [len(runs.values(IMAGES_PER_SECOND)) for runs in members.values()]
+    noise_variance = noise**2 * statistics.fmean(map(of_median, repeats))
     variance = statistics.variance(rates)
     if variance <= NOISE_MULTIPLE * noise_variance:
         return mean
@@ -228,16 +225,13 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     return mean + shrinkage * (least - mean)
 
 
-def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
+def clock_ratio(runs: Runs, alone: Collection[Runs]) -> float | None:
     """Return the SM clock of the slowest member alone ÷ that of a subset; None without one."""
-    least, slowest_mhz = math.inf, None
-    for member in alone:
-        if member.median_log_rate is not None and member.median_log_rate < least:
-            least, slowest_mhz = member.median_log_rate, member.median(CLOCK)
-    mhz = runs.median(CLOCK)
-    if not slowest_mhz or not mhz:
+    if not alone:
         return None
-    return slowest_mhz / mhz
+    slowest_mhz = min(alone, key=lambda member: member.median_log_rate).median(CLOCK)
+    mhz = runs.median(CLOCK)
+    return slowest_mhz / mhz if slowest_mhz and mhz else None
 
 
 def _noise_group(runs: Runs) -> Hashable:

@@ -316,7 +316,7 @@ def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
         share = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone)
         efficient = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
         samples = [speedup.rate, *speedup.alone.values()]
-        if speedup.draws is not None and all(map(is_known, samples)):
+        if all(map(is_known, samples)):
             efficient = replace(efficient, error=float(np.std(speedup.draws[MEASURED])) * share)
         numbers[EFFICIENCY] = efficient
     return numbers

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from analysis.findings.baselines import (
@@ -40,7 +40,6 @@ EXPOSED, HIDDEN = "comm/exposed_ms", "comm/hidden_share"
 TRACE_EXPOSED, DISAGREEMENT = "trace/exposed_ms_per_step", "trace/exposed_disagreement_ms"
 OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone exchanges nothing
 MOST_NOISE = 0.5  # of the hidden share, on each side: a wider interval says nothing of a share
-ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
 # Why one of the two numbers is not claimed.
 NOT_ALONE = "the strategy was not measured on a single GPU"
@@ -62,7 +61,7 @@ class Uncertain(NamedTuple):
     """A time with its uncertainty."""
 
     ms: float
-    half_ms: float  # half of the 95 % interval; NaN: not known
+    half_ms: float  # half of the 95 % interval, or the standard error; NaN: not known
 
     def minus(self, other: "Uncertain") -> "Uncertain":
         """Return the difference."""
@@ -73,8 +72,7 @@ class CostAlone(NamedTuple):
     """What a strategy costs on one GPU."""
 
     cost: Uncertain | None = None
-    source: str = ""  # ALONE or DIFFERENCE
-    record_ids: tuple[str, ...] = ()
+    record_ids: tuple[str, ...] = ()  # of the one-GPU cells
     why: str = ""  # it is not known
 
 
@@ -96,11 +94,7 @@ class Exposure:
     """What is exposed of a cell's communication, or why that is not known."""
 
     exposed_ms: float | None = None
-    half_ms: float | None = None  # half the 95 % interval; None: not known
     hidden_share: float | None = None
-    half_share: float | None = None
-    alone_ms: float | None = None  # what the strategy costs on one GPU
-    source: str = ""  # ALONE or DIFFERENCE
     why: str = ""  # a sentence without its full stop, where one of the two numbers is not claimed
     record_ids: tuple[str, ...] = ()  # of the one-GPU cells
 
@@ -139,28 +133,22 @@ class Exposures:
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
             self._costs[key] = self._cost_of(members)
-        alone, source, ids, why = self._costs[key]
+        alone, ids, why = self._costs[key]
         if alone is None:
             return Exposure(why=why)
         exposed = _next_run(single, COST, record).minus(alone)
-        exposure = Exposure(alone_ms=alone.ms, source=source, record_ids=ids)
         if self._judged and exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
             gpus = single.cell.world_size
-            why = MORE_ALONE.format(alone=_ms(alone.ms), gpus=gpus, cost=_ms(cost))
-            return replace(exposure, why=why)
-        exposure = replace(exposure, exposed_ms=exposed.ms, half_ms=_known(exposed.half_ms))
-        return self._with_hidden_share(exposure, exposed, record, single)
+            return Exposure(why=MORE_ALONE.format(alone=_ms(alone.ms), gpus=gpus, cost=_ms(cost)))
+        return Exposure(exposed.ms, *self._hidden_share(exposed, record, single), ids)
 
-    def _with_hidden_share(
-        self, exposure: Exposure, exposed: Uncertain, record: Record, single: Runs
-    ) -> Exposure:
-        """Return the exposure with the hidden share, or why it is not claimed.
-
-        Within the noise it is cut to 0 to 1.
-        """
+    def _hidden_share(
+        self, exposed: Uncertain, record: Record, single: Runs
+    ) -> tuple[float | None, str]:
+        """Return the hidden share, within the noise cut to 0 to 1, or why it is not claimed."""
         exchange = record.metrics.get(EXCHANGE)
         if exchange is None or not exchange > 0:
-            return replace(exposure, why=NOT_TIMED)
+            return None, NOT_TIMED
         part = exposed.ms / exchange
         half_ms = _next_run(single, EXCHANGE, record).half_ms
         half = math.hypot(exposed.half_ms, part * half_ms) / exchange
@@ -170,8 +158,8 @@ class Exposures:
         elif half >= MOST_NOISE:
             why = TOO_NOISY.format(noise=_ms(exposed.half_ms), exchange=_ms(exchange))
         if self._judged and why:
-            return replace(exposure, why=why)
-        return replace(exposure, hidden_share=min(1.0, max(0.0, share)), half_share=_known(half))
+            return None, why
+        return min(1.0, max(0.0, share)), ""
 
     def _cost_of(self, members: Mapping[Member, Runs]) -> CostAlone:
         if not members:
@@ -194,7 +182,7 @@ class Exposures:
             costs.append(Uncertain(cost_ms, max(halves, default=math.nan)))
             ids += runs.record_ids
         if costs:
-            return CostAlone(_mean(costs), ALONE, tuple(ids))
+            return CostAlone(_mean(costs), tuple(ids))
         if False in own_work:
             return CostAlone(why=EXCHANGES_ALONE)
         are_known = True
@@ -209,7 +197,7 @@ class Exposures:
             return CostAlone(why=NO_COST_ALONE)
         if self._judged and not are_known:
             return CostAlone(why=TOO_FEW_ALONE)
-        return CostAlone(_mean(costs), DIFFERENCE, tuple(ids))
+        return CostAlone(_mean(costs), tuple(ids))
 
 
 def disagreement(values: Mapping[str, float]) -> dict[str, float]:
@@ -225,10 +213,6 @@ def _mean(values: Sequence[Uncertain]) -> Uncertain:
     return Uncertain(math.fsum(numbers) / len(numbers), math.hypot(*halves) / len(halves))
 
 
-def _known(half: float) -> float | None:
-    return None if math.isnan(half) else half
-
-
 def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
     """Return a metric of a record with the interval of the next run, else that inside the run."""
     value, floor = record.metrics[metric], runs.floor(metric)
@@ -240,7 +224,6 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
 
 
 def _step(runs: Runs) -> Uncertain:
-    assert runs.median_log_rate is not None
     step_ms = runs.cell.batch_size * 1e3 / math.exp(runs.median_log_rate)
     floor = runs.floor(IMAGES_PER_SECOND)
     if floor is None:
@@ -265,9 +248,6 @@ def communication(study: Study) -> tuple[Communication, ...]:
         claims = list(filter(None, map(exposures.of, runs.records)))
         if not claims:
             continue
-        why = ""
-        for claim in claims:
-            why = why or claim.why
         cell = Communication(
             label=labels.label(study, runs),
             gpus=runs.gpus,
@@ -275,7 +255,7 @@ def communication(study: Study) -> tuple[Communication, ...]:
             record_ids=runs.record_ids,
             exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),
             hidden_share=_median_of_known([claim.hidden_share for claim in claims]),
-            why=why,
+            why=next(filter(None, [claim.why for claim in claims]), ""),
         )
         cells.append(cell)
     return tuple(cells)

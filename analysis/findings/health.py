@@ -52,8 +52,8 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
             is_judged = True
             for runs in listed:
                 others = [other for other in listed if other is not runs]
-                usual = statistics.median(other.median_log_rate or 0.0 for other in others)
-                loss = -math.expm1((runs.median_log_rate or 0.0) - usual)
+                usual = statistics.median(other.median_log_rate for other in others)
+                loss = -math.expm1(runs.median_log_rate - usual)
                 if loss > smallest:
                     reasons[runs] = _fault(runs, others, losses.keys())
                     losses[runs] = loss

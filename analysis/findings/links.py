@@ -210,7 +210,7 @@ def subset_links(
     subsets = []
     for runs in study.runs:
         busbw = runs.median("comm/busbw_gb_per_s")
-        if runs.cell.world_size == 1 or (busbw is None and runs.log_rate is None):
+        if runs.cell.world_size == 1 or (busbw is None and math.isnan(runs.median_log_rate)):
             continue
         machine, transport, wires = machines[runs.machine], transport_of(runs), host_wires(runs)
         if wires is None:
@@ -252,9 +252,6 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
         more, more_draws = _mean_rate(classes[best])
         for link_class in worse:
             less, less_draws = _mean_rate(classes[link_class])
-            draws = None
-            if more_draws is not None and less_draws is not None:
-                draws = more_draws - less_draws
             first = classes[link_class][0]
             where = f"{first.cell.world_size} GPUs, {best} against {link_class}"
             value = LinkValue(
@@ -262,7 +259,7 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
                 first.strategy,
                 f"{labels.label(study, first)} · {where}",
                 link_class,
-                estimate(more - less, draws),
+                estimate(more - less, more_draws - less_draws),
                 first.records[0].model.get("gradient_bytes"),
                 first.cell.batch_size,
             )
@@ -270,19 +267,12 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
     return tuple(values)
 
 
-def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
+def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws]:
     """Return the mean of images per second and GPU, and draws of it (DRAWS,)."""
-    rates, drawn = [], []
-    for runs in members:
-        rate = runs.log_rate
-        if rate is not None:
-            rates.append(math.exp(rate.value))
-        if rate is not None and rate.draws is not None:
-            drawn.append(rate.draws[MEASURED])
     size = members[0].cell.world_size
-    if len(drawn) < len(rates):
-        return fmean(rates) / size, None
-    return fmean(rates) / size, np.exp(drawn).mean(axis=0) / size
+    rates = [math.exp(runs.log_rate.value) for runs in members]
+    draws: Draws = np.exp([runs.log_rate.draws[MEASURED] for runs in members]).mean(axis=0)
+    return fmean(rates) / size, draws / size
 
 
 # The network between the hosts of a cell: its interfaces, what they carried and could carry.

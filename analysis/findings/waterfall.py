@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.findings.baselines import WITHOUT, ControlRuns
-from analysis.findings.communication import COST
+from analysis.findings.communication import COST, Uncertain
 from analysis.study import names as labels
 from analysis.study.draws import (
     Draws,
@@ -111,7 +111,6 @@ class ExplainedSubset:
     rates: Mapping[Member, Sample]  # log(images per second) of members alone without a strategy
     steps: Mapping[Member, Step]  # theirs
     slowest: Step  # of the slowest of them, whichever that is in each draw
-    measured: Step
     without: Mapping[tuple[Member, ...], Runs]  # strategy=none, by subset
     alone: Mapping[Member, Runs]  # with the strategy
     hosts: Mapping[Member, Runs]  # each of several hosts alone with all its GPUs
@@ -120,6 +119,11 @@ class ExplainedSubset:
     def images(self) -> int:
         """The images of a step of all ranks."""
         return self.runs.cell.world_size * self.runs.cell.batch_size
+
+    @property
+    def measured(self) -> Step:
+        """The step of the subset."""
+        return _step(self.runs.log_rate.value, self.runs.log_rate.draws, self.images)
 
     @property
     def slowest_runs(self) -> Runs:
@@ -131,12 +135,8 @@ class ExplainedSubset:
         controls = [*self.alone.values()]
         if self.runs.gpus in self.without:
             controls.append(self.without[self.runs.gpus])
-        samples = list(self.rates.values())
-        if self.runs.log_rate is not None:
-            samples.insert(0, self.runs.log_rate)
-        for control in controls:
-            if control.log_rate is not None:
-                samples.append(control.log_rate)
+        samples = [self.runs.log_rate, *self.rates.values()]
+        samples += [control.log_rate for control in controls]
         cost = self.runs.difference(COST)
         if cost is not None and cost.floor is not None:  # as a share of a step
             ms = self.measured.ms
@@ -146,24 +146,15 @@ class ExplainedSubset:
 
     def spread(self, degrees: float) -> WaterfallPart:
         """Return what ranks lose because they wait for the slowest GPU; the ideal is without it."""
-        missing, rates, log_draws = [], [], []
-        for gpu in self.runs.gpus:
-            if gpu not in self.rates:
-                missing.append(gpu)
-                continue
-            rate = self.rates[gpu]
-            rates.append(math.exp(rate.value))
-            if rate.draws is not None:
-                log_draws.append(rate.draws)
+        missing = [gpu for gpu in self.runs.gpus if gpu not in self.rates]
         if missing:
             why = f"{gpu_list(missing)} did not run alone with strategy=none"
             return WaterfallPart(
                 SPREAD, None, f"{why}: one of them may be the slowest", above_ideal=True
             )
-        draws = None
-        if len(log_draws) == len(rates):
-            drawn = np.exp(log_draws)
-            draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
+        rates = [math.exp(rate.value) for rate in self.rates.values()]
+        drawn = np.exp([rate.draws for rate in self.rates.values()])
+        draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
         lost = next_run(sum(rates) - len(rates) * min(rates), draws, degrees)
         return WaterfallPart(SPREAD, lost, above_ideal=True)
 
@@ -173,7 +164,7 @@ class ExplainedSubset:
         overheads, costs = [], []
         for gpu, alone in self.alone.items():
             rate, cost = alone.log_rate, alone.step(COST)
-            if rate is not None and gpu in self.steps:
+            if gpu in self.steps:
                 step = _step(rate.value, rate.draws, runs.cell.batch_size)
                 overheads.append(step - self.steps[gpu])
             if cost is not None:
@@ -199,7 +190,7 @@ class ExplainedSubset:
     def contention(self) -> LossPart:
         """Return what ranks take from each other without any exchange: host memory, the CPU."""
         together = self.without.get(self.runs.gpus)
-        if together is None or together.log_rate is None:
+        if together is None:
             return LossPart(CONTENTION, None, "strategy=none did not run on this subset")
         alone = None
         if self.runs.median(CLOCK):
@@ -269,22 +260,17 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], dict[str, str]]:
 def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
     without, images = controls.without(runs), runs.cell.batch_size
     rates, steps = {}, {}
-    if runs.log_rate is None or not images:
-        return None
     for gpu in runs.gpus:
-        member = without.get((gpu,))
-        if member is not None and member.log_rate is not None:
-            rates[gpu] = member.log_rate
-            steps[gpu] = _step(member.log_rate.value, member.log_rate.draws, images)
-    if not rates:
+        if (gpu,) in without:
+            rates[gpu] = without[(gpu,)].log_rate
+            steps[gpu] = _step(rates[gpu].value, rates[gpu].draws, images)
+    if not rates or not images:
         return None
-    measured = _step(runs.log_rate.value, runs.log_rate.draws, runs.cell.world_size * images)
     return ExplainedSubset(
         runs=runs,
         rates=rates,
         steps=steps,
         slowest=_step(*slowest(rates.values()), images),
-        measured=measured,
         without=without,
         alone=controls.alone(runs),
         hosts=controls.hosts(runs),
@@ -293,16 +279,13 @@ def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
 
 def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
     runs, step_so_far = subset.runs, subset.slowest
-    assert runs.log_rate is not None
     degrees = subset.freedom()
     parts = [subset.spread(degrees)]
     for name, step, why in subset.parts_below():
         if step is None:
             parts.append(WaterfallPart(name, None, why))
             continue
-        before = step_so_far
-        if before.draws is None and step.draws is not None:
-            before = Step(step_so_far.ms, np.full_like(step.draws, step_so_far.ms))
+        before = step_so_far.or_exact()
         lost = _images_between(subset.images, before, before + step, degrees)
         ms = next_run(step.ms, step.draws, degrees)
         if name == CLOCKS:
@@ -330,20 +313,16 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
 
 def _images_between(images: int, before: Step, after: Step, degrees: float) -> Estimate:
     per_ms = images * 1e3  # of a step, times the ms of a second
-    draws = None
-    if before.draws is not None and after.draws is not None:
-        # A step takes some time, however little is known of it.
-        longer = np.maximum(after.draws, after.ms / WIDEST)
-        shorter = np.maximum(before.draws, before.ms / WIDEST)
-        draws = per_ms / shorter - per_ms / longer
-    return next_run(per_ms / before.ms - per_ms / after.ms, draws, degrees)
+    # A step takes some time, however little is known of it.
+    longer = np.maximum(after.draws, after.ms / WIDEST)
+    shorter = np.maximum(before.draws, before.ms / WIDEST)
+    lost = per_ms / before.ms - per_ms / after.ms
+    return next_run(lost, per_ms / shorter - per_ms / longer, degrees)
 
 
-def _step(log_rate: float, draws: Draws | None, images: int) -> Step:
-    """Return the step in which so many images are trained at a rate; draws of it where known."""
+def _step(log_rate: float, draws: Draws, images: int) -> Step:
+    """Return the step in which so many images are trained at a rate."""
     ms = images * 1e3  # at one image per second
-    if draws is None:
-        return Step(ms / math.exp(log_rate), None)
     return Step(ms / math.exp(log_rate), ms / np.exp(draws))
 
 
@@ -409,22 +388,11 @@ def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-class Time(NamedTuple):
-    """A time in ms with its standard error."""
-
-    ms: float
-    error: float
-
-    def minus(self, earlier: "Time") -> "Time":
-        """Return the time since another one."""
-        return Time(self.ms - earlier.ms, math.hypot(self.error, earlier.error))
-
-
 def _timeline_steps(runs: Runs) -> dict[str, Step]:
     """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
     without steps with the exchange and without it.
     """
-    observed: dict[str, list[Time]] = {TAIL: [], SLOWED: []}
+    observed: dict[str, list[Uncertain]] = {TAIL: [], SLOWED: []}
     for record in runs.records:
         times = _timeline_times(record)
         if times is not None:
@@ -443,7 +411,7 @@ def _timeline_steps(runs: Runs) -> dict[str, Step]:
     return steps
 
 
-def _timeline_times(record: Record) -> tuple[Time, Time] | None:
+def _timeline_times(record: Record) -> tuple[Uncertain, Uncertain] | None:
     """Return how much longer tail and backward take, on the rank with the shortest tail."""
     rows = _timeline_rows(record)
     of_ranks = []
@@ -452,12 +420,12 @@ def _timeline_times(record: Record) -> tuple[Time, Time] | None:
         with_exchange = _gradient_and_exchange(rows.get((rank, True)))
         if without is None or with_exchange is None:
             return None
-        gradient_later, exchange_later = map(Time.minus, with_exchange, without)
+        gradient_later, exchange_later = map(Uncertain.minus, with_exchange, without)
         of_ranks.append((exchange_later.minus(gradient_later), gradient_later))
     return min(of_ranks)
 
 
-def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
+def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Uncertain, Uncertain] | None:
     """Return when the last gradient is there, and when the exchange has ended."""
     if row is None:
         return None
@@ -473,7 +441,7 @@ def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] |
         at_ms, spread_ms = finite(moment), finite(spread)
         if at_ms is None or spread_ms is None:
             return None
-        times.append(Time(at_ms, spread_ms * error_per_spread))
+        times.append(Uncertain(at_ms, spread_ms * error_per_spread))
     *gradients, exchange, _ = times
     return max(gradients), exchange
 
@@ -517,18 +485,11 @@ def clock_loss(
         longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
     if longest is None:
         return None
-    at_full_clock = steps[slowest]
-    if at_full_clock.draws is None and longest.draws is not None:
-        at_full_clock = Step(at_full_clock.ms, np.full_like(longest.draws, at_full_clock.ms))
-    return longest - at_full_clock
+    return longest - steps[slowest].or_exact()
 
 
 def _clock_of_cell(runs: Runs) -> Sample | None:
-    logarithms = runs.logarithms(CLOCK)
-    if not logarithms:
-        return None
-    name = f"{CLOCK} {runs.records[0].record_id}"
-    return Sample(statistics.median(logarithms), runs.floor(CLOCK), len(logarithms), name)
+    return runs.sample(CLOCK, runs.logarithms(CLOCK), f"{CLOCK} {runs.records[0].record_id}")
 
 
 def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
@@ -540,18 +501,12 @@ def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
             mhz = finite(clocks[rank])
             if mhz is not None and mhz > 0:
                 logarithms.append(math.log(mhz))
-    if not logarithms:
-        return None
-    name = f"{CLOCK} {runs.records[0].record_id} {gpu}"
-    return Sample(statistics.median(logarithms), runs.floor(CLOCK), len(logarithms), name)
+    return runs.sample(CLOCK, logarithms, f"{CLOCK} {runs.records[0].record_id} {gpu}")
 
 
 def _slowed(step: Step, before: Sample, after: Sample) -> Step:
-    ms = step.ms * math.exp(before.value - after.value)
-    if before.draws is None or after.draws is None:
-        return Step(ms, None)
-    at_full_clock = step.ms if step.draws is None else step.draws
-    return Step(ms, at_full_clock * np.exp(before.draws - after.draws))
+    draws = step.or_exact().draws * np.exp(before.draws - after.draws)
+    return Step(step.ms * math.exp(before.value - after.value), draws)
 
 
 def with_0_inside(bound: Estimate) -> Estimate:

@@ -100,18 +100,17 @@ class Runs:
         return logarithms
 
     @functools.cached_property
-    def median_log_rate(self) -> float | None:
-        """The median of the logarithm of images per second; None without images."""
-        rates = self.logarithms(IMAGES_PER_SECOND)
-        if not rates:
-            return None
-        return statistics.median(rates)
+    def median_log_rate(self) -> float:
+        """The median of the logarithm of images per second; NaN without images."""
+        return statistics.median(self.logarithms(IMAGES_PER_SECOND) or [math.nan])
 
     @functools.cached_property
-    def log_rate(self) -> "Sample | None":
-        """The same median as a sample, with the noise floor."""
+    def log_rate(self) -> "Sample":
+        """The same median as a sample, with the noise floor; of runs that have images alone."""
         rates = self.logarithms(IMAGES_PER_SECOND)
-        return self._sample(IMAGES_PER_SECOND, rates, self.records[0].record_id)
+        sample = self.sample(IMAGES_PER_SECOND, rates, self.records[0].record_id)
+        assert sample is not None
+        return sample
 
     @functools.cached_property
     def group(self) -> FloorGroup:
@@ -164,7 +163,7 @@ class Runs:
 
     def difference(self, metric: str) -> "Sample | None":
         """Return the median of a metric that may be 0 or less, as a sample with the noise floor."""
-        return self._sample(metric, self.values(metric), f"{metric} {self.records[0].record_id}")
+        return self.sample(metric, self.values(metric), f"{metric} {self.records[0].record_id}")
 
     def step(self, metric: str) -> "Step | None":
         """Return the median of a metric that is a part of a step; None where no run has it."""
@@ -175,7 +174,8 @@ class Runs:
             return None
         return Step(sample.value, sample.draws)
 
-    def _sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
+    def sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
+        """Return the median of values of a metric, or of their logarithms; None without any."""
         from analysis.study.draws import Sample  # it needs numpy
 
         if not values:

@@ -5,6 +5,7 @@ records, attempts that a later one replaced, other machines, other software.
 """
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,7 +160,7 @@ class Study:
     @functools.cached_property
     def timed(self) -> tuple[Runs, ...]:
         """Runs with images per second."""
-        return tuple(runs for runs in self.runs if runs.median_log_rate is not None)
+        return tuple(runs for runs in self.runs if not math.isnan(runs.median_log_rate))
 
     @functools.cached_property
     def rated(self) -> tuple[Runs, ...]:
