@@ -7,7 +7,7 @@ and a planner the control cells. The launcher imports this module: no numpy.
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from analysis.study.conditions import (
@@ -19,9 +19,9 @@ from analysis.study.conditions import (
 )
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
-from analysis.study.noise_floor import CLOCK
+from analysis.study.noise_floor import CLOCK, pooled_scatter
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.runs import Runs, between_runs, grouped, merged_by
+from analysis.study.runs import Runs, RunsByMember, grouped
 from analysis.study.study import Study
 from benchmarks.record import Record
 from conf import groups
@@ -56,19 +56,15 @@ class Efficiency(float):
     @property
     def mark(self) -> str:
         """`against GPU 0`, for people; empty where every member was measured alone."""
-        if not self.of:
-            return ""
-        return f"{AGAINST} {self.members}"
+        return f"{AGAINST} {self.members}" if self.of else ""
 
     @property
     def members(self) -> str:
         """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
         if not self.of:
             return f"every {self.unit}"
-        unit = self.unit
-        if len(self.of) > 1:
-            unit += "s"
-        return f"{unit} {','.join(map(str, self.of))}"
+        plural = "s" if len(self.of) > 1 else ""
+        return f"{self.unit}{plural} {','.join(map(str, self.of))}"
 
 
 class Baselines:
@@ -83,13 +79,13 @@ class Baselines:
                 alone.append(runs)
             if len(runs.cell.hosts) == 1:
                 on_host.append(runs)
-        self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
-        self._hosts = merged_by(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
+        self._alone = RunsByMember(alone, self._condition, lambda runs: runs.gpus[0])
+        self._hosts = RunsByMember(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
         self._noise = {}
         for name, members in grouped(study.timed, _noise_group).items():
-            deviation, freedom = between_runs(members, IMAGES_PER_SECOND)
-            if freedom >= FEWEST_FREEDOM:
-                self._noise[name] = deviation
+            scatter = pooled_scatter((runs.records for runs in members), IMAGES_PER_SECOND)
+            if scatter.freedom >= FEWEST_FREEDOM:
+                self._noise[name] = scatter.deviation
         # Thousands of records may have equal baselines: what these give is computed once.
         self._members: dict[int, dict[Member, Runs]] = {}
         self._log_slowest: dict[Hashable, float] = {}
@@ -106,17 +102,14 @@ class Baselines:
     def of_members(self, runs: Runs) -> dict[Member, Runs]:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
         if id(runs) not in self._members:
-            alone = self._alone.get(self._condition(runs), {})
-            self._members[id(runs)] = runs_of_members(alone, runs.gpus)
+            self._members[id(runs)] = self._alone.of(runs, runs.gpus)
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
         """Return {host: its runs alone with the same GPUs} of a cell on several; all, or none."""
         hosts = runs.cell.hosts
-        alone = runs_of_members(self._hosts.get(self._host_condition(runs), {}), hosts)
-        if len(hosts) < 2 or len(alone) < len(hosts):
-            return {}
-        return alone
+        alone = self._hosts.of(runs, hosts)
+        return alone if len(alone) == len(hosts) > 1 else {}
 
     def noise(self, runs: Runs) -> float | None:
         """Return the standard deviation of log(images/s) between runs like these, if known."""
@@ -160,26 +153,15 @@ class Baselines:
     def facts(self, record: Record) -> dict[str, object]:
         """Return what an efficiency rests on: ids of the baselines' records, and the noise."""
         single = self._study.single(record)
-        baselines = {
-            str(gpu): list(runs.record_ids) for gpu, runs in self.of_members(single).items()
-        }
-        hosts = {host: list(runs.record_ids) for host, runs in self.of_hosts(single).items()}
-        facts: dict[str, object] = {BASELINES: baselines}
-        if hosts:
-            facts[HOST_BASELINES] = hosts
+        facts: dict[str, object] = {BASELINES: _record_ids(self.of_members(single))}
+        if self.of_hosts(single):
+            facts[HOST_BASELINES] = _record_ids(self.of_hosts(single))
         noise = self.noise(single)
-        if noise:
-            facts[NOISE] = noise
-        return facts
+        return facts | {NOISE: noise} if noise else facts
 
 
-def runs_of_members(alone: Mapping[Any, Runs], members: Sequence[Member]) -> dict[Member, Runs]:
-    """Return the runs of those members that were measured alone, in the order of `members`."""
-    runs_of = {}
-    for member in members:
-        if member in alone:
-            runs_of[member] = alone[member]
-    return runs_of
+def _record_ids(alone: Mapping[Member, Runs]) -> dict[str, list[str]]:
+    return {str(member): list(runs.record_ids) for member, runs in alone.items()}
 
 
 def efficiency(
@@ -272,12 +254,7 @@ def control_cells(cell: Cell) -> list[Cell]:
 def _each_host(cell: Cell) -> Iterator[Cell]:
     """Yield a cell on each of its hosts alone, with its servers there; without hosts, the cell."""
     for host in cell.hosts:
-        servers = []
-        for server in cell.server_hosts:
-            if server in cell.hosts:
-                servers.append(host)
-            else:
-                servers.append(server)
+        servers = [host if server in cell.hosts else server for server in cell.server_hosts]
         yield dataclasses.replace(cell, hosts=(host,), server_hosts=tuple(servers))
     if not cell.hosts:
         yield cell
@@ -287,7 +264,10 @@ class ControlRuns:
     """The runs of a study's control cells, by the condition that the explained cell shares."""
 
     def __init__(self, study: Study) -> None:
-        self._study = study
+        def shared(runs: Runs, *irrelevant: str, fixed: Hashable = None) -> Condition:
+            names = (*FREE_IN_CONTROLS, *irrelevant)
+            return study.condition(runs, names, fixed, runs.cell.batch_size)
+
         without, alone, hosts = [], [], []
         for runs in study.timed:
             if runs.strategy == WITHOUT:
@@ -296,34 +276,15 @@ class ControlRuns:
                 alone.append(runs)
             elif len(runs.cell.hosts) == 1:
                 hosts.append(runs)
-        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus)
-        self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
-        self._hosts = merged_by(hosts, self._on_host, lambda runs: runs.cell.hosts[0])
-
-    def _condition(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE_IN_CONTROLS, "nccl."), runs.cell.batch_size)
-
-    def _without_strategy(self, runs: Runs) -> Condition:
-        return self._study.condition(
-            runs, (*FREE_IN_CONTROLS, "nccl.", "strategy."), runs.cell.batch_size
+        # With strategy=none by subset, with the strategy by GPU, and on a host with the same GPUs.
+        self.without = RunsByMember(
+            without, lambda runs: shared(runs, "nccl.", "strategy."), lambda runs: runs.gpus
         )
-
-    def _on_host(self, runs: Runs) -> Condition:
-        return self._study.condition(
-            runs, (*FREE_IN_CONTROLS, CONNECTIONS), runs.cell.gpus, runs.cell.batch_size
+        self.alone = RunsByMember(
+            alone, lambda runs: shared(runs, "nccl."), lambda runs: runs.gpus[0]
         )
-
-    def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
-        """Return the runs with strategy=none, by subset."""
-        return self._without.get(self._without_strategy(runs), {})
-
-    def alone(self, runs: Runs) -> dict[Member, Runs]:
-        """Return the runs of the same strategy on each member alone, by GPU."""
-        return runs_of_members(self._alone.get(self._condition(runs), {}), runs.gpus)
-
-    def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
-        """Return the runs of the strategy on each host alone with the same GPUs; all, or none."""
-        alone = runs_of_members(self._hosts.get(self._on_host(runs), {}), runs.cell.hosts)
-        if len(alone) < len(runs.cell.hosts):
-            return {}
-        return alone
+        self.hosts = RunsByMember(
+            hosts,
+            lambda runs: shared(runs, CONNECTIONS, fixed=runs.cell.gpus),
+            lambda runs: runs.cell.hosts[0],
+        )

@@ -25,12 +25,12 @@ from analysis.findings.baselines import (
     Baselines,
 )
 from analysis.study import names as labels
-from analysis.study.conditions import IMAGES_PER_SECOND, Condition, irrelevant_to_baselines
+from analysis.study.conditions import IMAGES_PER_SECOND, irrelevant_to_baselines
 from analysis.study.intervals import names_of, of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import COST as COST
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, Scatters
-from analysis.study.runs import Key, Runs, merged_by
+from analysis.study.runs import Key, Runs, RunsByMember
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
 from conf.cell import Member
@@ -117,11 +117,12 @@ class Exposures:
         for runs in study.timed:
             if runs.cell.world_size == 1 and runs.strategy == WITHOUT:
                 without.append(runs)
-        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus[0])
-
-    def _without_strategy(self, runs: Runs) -> Condition:
         irrelevant = (*irrelevant_to_baselines(strong=True), "global_batch_size", "strategy.")
-        return self._study.condition(runs, irrelevant, runs.cell.batch_size)
+        self._without = RunsByMember(
+            without,
+            lambda runs: study.condition(runs, irrelevant, runs.cell.batch_size),
+            lambda runs: runs.gpus[0],
+        )
 
     def of(self, record: Record) -> Exposure | None:
         """Return what may be claimed of a record; None without an A B B A on several GPUs."""
@@ -172,14 +173,13 @@ class Exposures:
             if not runs.values(COST):
                 continue
             cost_ms, floor = statistics.median(runs.values(COST)), runs.floor(COST)
-            halves = []
             if floor is not None:
                 error = floor.deviation * math.sqrt(of_median(len(runs.values(COST))))
-                halves.append(quantile(floor.freedom) * error)
-            for record in runs.records:
-                if floor is None and COST in record.metrics:
-                    halves.append(_next_run(runs, COST, record).half_ms)
-            costs.append(Uncertain(cost_ms, max(halves, default=math.nan)))
+                half_ms = quantile(floor.freedom) * error
+            else:
+                measured = [record for record in runs.records if COST in record.metrics]
+                half_ms = max(_next_run(runs, COST, record).half_ms for record in measured)
+            costs.append(Uncertain(cost_ms, half_ms))
             ids += runs.record_ids
         if costs:
             return CostAlone(_mean(costs), tuple(ids))
@@ -187,7 +187,7 @@ class Exposures:
             return CostAlone(why=EXCHANGES_ALONE)
         are_known = True
         for gpu, runs in members.items():
-            without = self._without.get(self._without_strategy(runs), {}).get(gpu)
+            without = self._without.like(runs).get(gpu)
             if without is not None:
                 cost = _step(runs).minus(_step(without))
                 are_known = are_known and not math.isnan(cost.half_ms)
@@ -246,18 +246,12 @@ def communication(study: Study) -> tuple[Communication, ...]:
     cells = []
     for runs in study.timed:
         claims = list(filter(None, map(exposures.of, runs.records)))
-        if not claims:
-            continue
-        cell = Communication(
-            label=labels.label(study, runs),
-            gpus=runs.gpus,
-            key=runs.key,
-            record_ids=runs.record_ids,
-            exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),
-            hidden_share=_median_of_known([claim.hidden_share for claim in claims]),
-            why=next(filter(None, [claim.why for claim in claims]), ""),
-        )
-        cells.append(cell)
+        exposed_ms = _median_of_known([claim.exposed_ms for claim in claims])
+        hidden_share = _median_of_known([claim.hidden_share for claim in claims])
+        why = next(filter(None, [claim.why for claim in claims]), "")
+        if claims:
+            where = (labels.label(study, runs), runs.gpus, runs.key, runs.record_ids)
+            cells.append(Communication(*where, exposed_ms, hidden_share, why))
     return tuple(cells)
 
 
@@ -296,17 +290,14 @@ class SeveralRecords:
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
         share, exposure = self._baselines.efficiency(record), self._exposures.of(record)
-        values: dict[str, float | None] = {
+        values = {
             EFFICIENCY: share,
             AT_EQUAL_CLOCKS: self._baselines.at_equal_clocks(record, share),
             NODE_EFFICIENCY: self._baselines.node_efficiency(record),
+            EXPOSED: exposure.exposed_ms if exposure else None,
+            HIDDEN: exposure.hidden_share if exposure else None,
         }
-        if exposure is not None:
-            values |= {EXPOSED: exposure.exposed_ms, HIDDEN: exposure.hidden_share}
-        present = {}
-        for name, value in values.items():
-            if value is not None:
-                present[name] = value
+        present = {name: value for name, value in values.items() if value is not None}
         return present | disagreement({**record.metrics, **present})
 
     def shown(self, record: Record) -> dict[str, float]:
@@ -346,21 +337,18 @@ def values_of(
 ) -> dict[str, dict[str, float]]:
     """Return {record_id: `shown`} for the records of a study; `scatters` as Study.of has it."""
     study = Study.of(records, scatters=scatters)
-    several, values = SeveralRecords(study), {}
-    for record in (*study.records, *study.replaced):
-        shown = several.shown(record)
-        if shown:
-            values[record.record_id] = shown
-    return values
+    several = SeveralRecords(study)
+    every = (*study.records, *study.replaced)
+    shown = {record.record_id: several.shown(record) for record in every}
+    return {record_id: values for record_id, values in shown.items() if values}
 
 
 def rests_on(record: Record) -> set[str]:
     """Return the ids of the other records that a record's values rest on."""
-    ids = set(record.checks.get(COST_ALONE, ()))
+    lists = [record.checks.get(COST_ALONE, ())]
     for name in (BASELINES, HOST_BASELINES):
-        for of_member in record.checks.get(name, {}).values():
-            ids.update(of_member)
-    return ids
+        lists += record.checks.get(name, {}).values()
+    return set().union(*lists)
 
 
 def values_from_baselines(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:

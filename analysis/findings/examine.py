@@ -4,6 +4,7 @@ A share is a part of one (0.98), a rate is in images per second. What a study ca
 with a sentence why. A finding names its cell by `gpus` and `key`; `label` is for people.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -41,10 +42,7 @@ class Findings:
 
 
 def findings_of(study: Study) -> Findings:
-    """Return everything that a study's records say.
-
-    What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`.
-    """
+    """Return everything that a study's records say."""
     falls, unexplained = waterfalls(study)
     scaling, compared = curves(study), comparisons(study)
     machines = machine_links(study)
@@ -55,14 +53,12 @@ def findings_of(study: Study) -> Findings:
     for sentence in (_nothing(study), unused_on_cpu_workers(study)):
         unsaid[sentence] = ""
     if study.rated and all(runs.floor(runs.rate.metric) is None for runs in study.rated):
-        ran_twice = any(len(runs.records) > 1 for runs in study.rated)
-        few = "too few repeated runs" if ran_twice else "every configuration ran once"
+        ran_once = all(len(runs.records) == 1 for runs in study.rated)
+        few = "every configuration ran once" if ran_once else "too few repeated runs"
         unsaid[f"Run-to-run variation: {few}"] = "repeats=5"
     if not values:
-        classes: set[object] = set()
-        for record in study.records:
-            classes.update(record.environment.get("links", {}).values())
-        if len(classes) > 1:
+        links_of = [record.environment.get("links", {}) for record in study.records]
+        if len(set(itertools.chain(*[links.values() for links in links_of]))) > 1:
             why = "no configuration ran over different links"
             unsaid[f"Cost of slower links: {why}"] = "gpus=classes"
     unsaid.pop("", None)

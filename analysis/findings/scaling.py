@@ -17,7 +17,12 @@ from analysis.findings.baselines import (
 )
 from analysis.study import names as labels
 from analysis.study import provenance
-from analysis.study.conditions import irrelevant_to_baselines, irrelevant_to_curves, is_among
+from analysis.study.conditions import (
+    IMAGES_PER_SECOND,
+    irrelevant_to_baselines,
+    irrelevant_to_curves,
+    is_among,
+)
 from analysis.study.draws import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.study.intervals import Estimate, of_median
 from analysis.study.names import format_option, gpu_list, several
@@ -159,10 +164,12 @@ def _point(runs: Runs, baselines: Baselines) -> Point:
     over_hosts = _speedup_over(hosts, runs, baselines.noise(runs))
     if over_hosts is not None:
         node_efficiency = scaled(over_hosts.estimate(), 1 / len(hosts))
+    rate = runs.next_run(IMAGES_PER_SECOND)
+    assert rate is not None
     point = Point(
         runs.gpus,
         runs.key,
-        exponential(runs.log_rate.next_run()),
+        rate,
         runs.log_rate.runs,
         runs.cell.batch_size,
         node_efficiency=node_efficiency,
@@ -246,16 +253,12 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
-    world_sizes, speedups = [], []
-    for point in points:
-        if point.speedup is not None:
-            world_sizes.append(point.world_size)
-            speedups.append(point.speedup.value)
-    size, speedup = np.array(world_sizes, dtype=float), np.array(speedups, dtype=float)
+    speedups = [(point.world_size, point.speedup.value) for point in points if point.speedup]
+    size, speedup = np.array(speedups, dtype=float).reshape(-1, 2).T
     terms_of_usl = np.stack([size - 1, size * (size - 1)], axis=1)
     laws = []
     for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
-        if len({*world_sizes, 1}) < FEWEST[law]:
+        if len({*size, 1}) < FEWEST[law]:
             continue
         terms = terms_of_usl[:, : len(names)]  # Amdahl's law has the first
         parameters, _ = nnls(terms, size / speedup - 1)

@@ -6,6 +6,7 @@ timeline of steps shows.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from analysis.findings.baselines import WITHOUT, ControlRuns
 from analysis.findings.communication import COST, Uncertain
 from analysis.study import names as labels
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.draws import (
     Draws,
     Sample,
@@ -99,8 +101,7 @@ class Waterfall:
     @property
     def is_explained(self) -> bool:
         """Whether most parts are known."""
-        known = [part for part in self.parts if part.lost is not None]
-        return 2 * len(known) > len(self.parts)
+        return 2 * sum(part.lost is not None for part in self.parts) > len(self.parts)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class ExplainedSubset:
     slowest: Step  # of the slowest of them, whichever that is in each draw
     without: Mapping[tuple[Member, ...], Runs]  # strategy=none, by subset
     alone: Mapping[Member, Runs]  # with the strategy
-    hosts: Mapping[Member, Runs]  # each of several hosts alone with all its GPUs
+    hosts: Mapping[Member, Runs]  # hosts alone with all their GPUs, as far as they were measured
 
     @property
     def images(self) -> int:
@@ -214,17 +215,15 @@ class ExplainedSubset:
         # A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
         traced = runs.step(WAIT)
         for_slower = mean_step([self.slowest - step for step in self.steps.values()])
-        parts = [LossPart(COMMUNICATION, exposed, why)]
+        unknown = ""
         if traced is None or for_slower is None:
             unknown = "included in exposed communication: only a trace can separate them"
-            parts.append(LossPart(WAITING, None, unknown))
         elif len(self.rates) < runs.cell.world_size:
             unknown = "how long ranks wait for slower GPUs is not known"
-            parts.append(LossPart(WAITING, None, unknown))
         elif traced.ms <= for_slower.ms or exposed.ms <= 0:
             unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
-            parts.append(LossPart(WAITING, None, unknown))
-        else:
+        parts = [LossPart(COMMUNICATION, exposed, why), LossPart(WAITING, None, unknown)]
+        if traced is not None and for_slower is not None and not unknown:
             waiting = traced - for_slower
             parts = [LossPart(COMMUNICATION, exposed - waiting, why), LossPart(WAITING, waiting)]
             if waiting.ms > exposed.ms:  # part of it was hidden behind compute
@@ -258,7 +257,7 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], dict[str, str]]:
 
 
 def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
-    without, images = controls.without(runs), runs.cell.batch_size
+    without, images = controls.without.like(runs), runs.cell.batch_size
     rates, steps = {}, {}
     for gpu in runs.gpus:
         if (gpu,) in without:
@@ -272,13 +271,15 @@ def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
         steps=steps,
         slowest=_step(*slowest(rates.values()), images),
         without=without,
-        alone=controls.alone(runs),
-        hosts=controls.hosts(runs),
+        alone=controls.alone.of(runs, runs.gpus),
+        hosts=controls.hosts.of(runs, runs.cell.hosts),
     )
 
 
 def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
     runs, step_so_far = subset.runs, subset.slowest
+    measured = runs.next_run(IMAGES_PER_SECOND)
+    assert measured is not None
     degrees = subset.freedom()
     parts = [subset.spread(degrees)]
     for name, step, why in subset.parts_below():
@@ -302,7 +303,7 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         gpus=runs.gpus,
         key=runs.key,
         ideal=scaled(ideal, runs.cell.world_size),
-        measured=exponential(runs.log_rate.next_run()),
+        measured=measured,
         parts=tuple(parts),
         residual=residual.value,
         residual_low=residual.low,
@@ -339,13 +340,9 @@ def split_by_hosts(
         return parts
     if len(runs.cell.gpus) == 1:
         return [LossPart(BETWEEN, exposed, why), *rest]
-    costs = []
-    for of_host in hosts.values():
-        cost = of_host.step(COST)
-        if cost is not None:
-            costs.append(cost)
+    costs = list(filter(None, [of_host.step(COST) for of_host in hosts.values()]))
     inside = mean_step(costs)
-    if inside is None or len(costs) < len(hosts):
+    if inside is None or len(costs) < len(runs.cell.hosts):
         return [LossPart(COMMUNICATION, exposed, _joined(why, UNSPLIT)), *rest]
     if alone:
         inside = inside - alone
@@ -360,28 +357,19 @@ def split_by_timeline(
     if exposed is None:
         return parts
     together = _timeline_steps(runs)
-    tails_alone, slowed_alone = [], []
-    for member in alone.values():
-        of_member = _timeline_steps(member)
-        if of_member:
-            tails_alone.append(of_member[TAIL])
-            slowed_alone.append(of_member[SLOWED])
-    mean_tail, mean_slowed = mean_step(tails_alone), mean_step(slowed_alone)
+    steps_alone = list(filter(None, map(_timeline_steps, alone.values())))
+    mean_tail = mean_step([steps[TAIL] for steps in steps_alone])
+    mean_slowed = mean_step([steps[SLOWED] for steps in steps_alone])
     if not together or mean_tail is None or mean_slowed is None:
         reason = UNSEEN_ALONE
         if not together:
-            reason = _why_unseen(runs.records[0])
+            rows = _timeline_rows(runs.records[0]).values()
+            reasons = itertools.chain(*[row.get("unknown", {}).values() for row in rows])
+            reason = str(next(reasons, UNSEEN))
         return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
     tail, slowed = together[TAIL] - mean_tail, together[SLOWED] - mean_slowed
     unexplained = LossPart(REST, exposed - tail - slowed)
     return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
-
-
-def _why_unseen(record: Record) -> str:
-    for row in _timeline_rows(record).values():
-        for reason in row.get("unknown", {}).values():
-            return str(reason)
-    return UNSEEN
 
 
 def _joined(*reasons: str) -> str:
@@ -392,17 +380,12 @@ def _timeline_steps(runs: Runs) -> dict[str, Step]:
     """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
     without steps with the exchange and without it.
     """
-    observed: dict[str, list[Uncertain]] = {TAIL: [], SLOWED: []}
-    for record in runs.records:
-        times = _timeline_times(record)
-        if times is not None:
-            for name, time in zip(observed, times, strict=True):
-                observed[name].append(time)
-    steps = {}
-    for index, (name, times_of_runs) in enumerate(observed.items()):
-        if not times_of_runs:
-            return {}
-        values, errors = zip(*times_of_runs, strict=True)
+    observed = list(filter(None, map(_timeline_times, runs.records)))
+    steps: dict[str, Step] = {}
+    if not observed:
+        return steps
+    for index, name in enumerate((TAIL, SLOWED)):
+        values, errors = zip(*[times[index] for times in observed], strict=True)
         deviation = statistics.median(errors)
         if len(values) > 1:  # the larger of the scatter inside runs and of that between them
             deviation = max(deviation, statistics.stdev(values))
@@ -458,10 +441,7 @@ def _timeline_rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
 # What lower SM clocks take from GPUs that train together: at most, as if steps followed clocks.
 def step_at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
     """Return what a step of one GPU takes at the mean clock of a cell; None without both clocks."""
-    before, after = _clock_of_cell(alone), _clock_of_cell(together)
-    if before is None or after is None:
-        return None
-    return _slowed(step, before, after)
+    return _slowed(step, _clock_of_cell(alone), _clock_of_cell(together))
 
 
 def clock_loss(
@@ -474,15 +454,13 @@ def clock_loss(
     """
     slowed = []
     for gpu, step in steps.items():
-        before, after = _clock_of_gpu(alone[gpu], gpu), _clock_of_gpu(runs, gpu)
-        if before is not None and after is not None:
-            slowed.append(_slowed(step, before, after))
+        at_clock = _slowed(step, _clock_of_gpu(alone[gpu], gpu), _clock_of_gpu(runs, gpu))
+        if at_clock is not None:
+            slowed.append(at_clock)
     slowest = max(steps, key=lambda gpu: steps[gpu].ms)
-    longest: Step | None
+    longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
     if len(slowed) == len(steps):
         longest = max(slowed, key=lambda step: step.ms)
-    else:
-        longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
     if longest is None:
         return None
     return longest - steps[slowest].or_exact()
@@ -504,7 +482,9 @@ def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
     return runs.sample(CLOCK, logarithms, f"{CLOCK} {runs.records[0].record_id} {gpu}")
 
 
-def _slowed(step: Step, before: Sample, after: Sample) -> Step:
+def _slowed(step: Step, before: Sample | None, after: Sample | None) -> Step | None:
+    if before is None or after is None:
+        return None
     draws = step.or_exact().draws * np.exp(before.draws - after.draws)
     return Step(step.ms * math.exp(before.value - after.value), draws)
 

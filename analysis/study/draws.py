@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.study.intervals import LEVEL, WIDEST, Estimate, half_width, of_median, quantile
+from analysis.study.intervals import LEVEL, WIDEST, Estimate, of_median, quantile
 from analysis.study.noise_floor import Floor
 
 DRAWS = 1000
@@ -43,13 +43,6 @@ class Sample:
         if self.floor is None:
             return UNKNOWN
         return draws_of_median(self.value, self.floor.deviation, self.runs, self.name, WIDEST)
-
-    def next_run(self) -> Estimate:
-        """Return the value with the interval of the next run; without one where none is known."""
-        if self.floor is None:
-            return Estimate(self.value)
-        half = half_width(self.floor, self.runs)
-        return Estimate(self.value, self.value - half, self.value + half)
 
 
 @dataclass(frozen=True)
@@ -139,15 +132,12 @@ def _ends(draws: Draws) -> tuple[float, float]:
 
 def scaled(value: Estimate, factor: float) -> Estimate:
     """Return an estimate times a number; a negative one exchanges the ends of its interval."""
-    if value.low is None or value.high is None:
-        return Estimate(value.value * factor)
-    return Estimate(value.value * factor, *sorted((value.low * factor, value.high * factor)))
+    ends = [end * factor for end in (value.low, value.high) if end is not None]
+    return Estimate(value.value * factor, *sorted(ends))
 
 
 def exponential(value: Estimate) -> Estimate:
     """Return the estimate of a number from that of its logarithm."""
-    if value.low is None or value.high is None:
-        return Estimate(math.exp(value.value))
     most = value.value + WIDEST
-    low, high = math.exp(min(value.low, most)), math.exp(min(value.high, most))
-    return Estimate(math.exp(value.value), low, high)
+    ends = [end for end in (value.low, value.high) if end is not None]
+    return Estimate(math.exp(value.value), *[math.exp(min(end, most)) for end in ends])

@@ -7,6 +7,7 @@ own mean are added up, by group; a study adds what the other studies of its outp
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -82,11 +83,16 @@ class Scatter:
         squares = self.squares + other.squares
         return Scatter(self.runs + other.runs, self.freedom + other.freedom, squares)
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation; NaN without a degree of freedom."""
+        return math.sqrt(self.squares / self.freedom) if self.freedom else math.nan
+
     def floor(self, fewest: int, name: str) -> "Floor | None":
         """Return the floor that it gives; None below so many degrees of freedom."""
         if self.freedom < fewest or not self.squares:  # runs equal to the last digit say nothing
             return None
-        return Floor(math.sqrt(self.squares / self.freedom), self.freedom, self.runs, name)
+        return Floor(self.deviation, self.freedom, self.runs, name)
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,8 @@ class Floor:
                 device = "CPU worker"
         parts = []
         for strategy, of_strategy in sorted(sizes.items()):
-            plural = "" if of_strategy == [1] else "s"
-            parts.append(
-                f"{strategy} on {','.join(map(str, sorted(of_strategy)))} {device}{plural}"
-            )
+            plural, numbers = "" if of_strategy == [1] else "s", map(str, sorted(of_strategy))
+            parts.append(f"{strategy} on {','.join(numbers)} {device}{plural}")
         return join_words(parts)
 
 
@@ -164,9 +168,8 @@ class NoiseFloors:
         if metric not in self._pooled:
             pools: dict[FloorGroup, _Pool] = defaultdict(_Pool)
             scatters = list(self._own_scatters(metric).items())
-            for (group, name), scatter in self._of_other_studies.items():
-                if name == metric:
-                    scatters.append((group, scatter))
+            others = self._of_other_studies.items()
+            scatters += [(group, scatter) for (group, name), scatter in others if name == metric]
             for group, scatter in scatters:
                 for pool in dict.fromkeys((group, *group.wider)):
                     pools[pool].scatter += scatter
@@ -177,10 +180,8 @@ class NoiseFloors:
 
     def own(self) -> Scatters:
         """Return what the study's own runs showed, for every metric that can have a floor."""
-        names: set[str] = set()
-        for _, records in self._cells:
-            for record in records:
-                names |= record.metrics.keys()
+        records = itertools.chain(*[records for _, records in self._cells])
+        names: set[str] = set().union(*[record.metrics for record in records])
         scatters = {}
         for name in sorted(filter(has_floor, names)):
             for group, scatter in self._own_scatters(name).items():
@@ -223,10 +224,15 @@ def scatter_of(records: Sequence[Record], metric: str) -> Scatter:
     return Scatter(len(values), len(values) - 1, squares)
 
 
+def pooled_scatter(cells: Iterable[Sequence[Record]], metric: str) -> Scatter:
+    """Return the scatter of a metric between runs of equal cells, over several cells."""
+    return sum((scatter_of(records, metric) for records in cells), Scatter())
+
+
 def _least_deviation(records: Sequence[Record], metric: str) -> float:
     """Return the standard deviation that the runs of a cell show, inside them or between them."""
     own, signed = scatter_of(records, metric), metrics.metric(metric).signed
-    least = math.sqrt(own.squares / max(1, own.freedom))
+    least = own.deviation if own.freedom else 0.0
     for record in records:
         ends = metrics.interval(metric, record.within_run)
         if ends is not None and signed:
@@ -272,9 +278,7 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
 @functools.lru_cache(maxsize=64)
 def _digest(names: tuple[str, ...]) -> str:
     lines = "\n".join(filter(None, names))
-    if not lines:
-        return ""
-    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+    return hashlib.sha256(lines.encode()).hexdigest()[:12] if lines else ""
 
 
 # One row: the group, the metric, and its scatter.
@@ -299,9 +303,8 @@ def floors_of(path: Path) -> dict[str, Scatters]:
             content = json.loads(file.read().decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path} is not a noise floor: its JSON is nested too deep") from None
-    version, studies = None, None
-    if isinstance(content, dict):
-        version, studies = content.get("version"), content.get("studies")
+    content = content if isinstance(content, dict) else {}
+    version, studies = content.get("version"), content.get("studies")
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(
             f"{path} is not a noise floor that this version can read (version={version!r})"
@@ -313,13 +316,12 @@ def floors_of(path: Path) -> dict[str, Scatters]:
         scatters = {}
         for content in rows:
             try:
-                row = msgspec.structs.asdict(msgspec.convert(content, ROW))
+                row = msgspec.structs.astuple(msgspec.convert(content, ROW))
             except (ValueError, OverflowError):
                 continue
-            metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
-            squares = row.pop("squares")
+            *group, metric, runs, freedom, squares = row
             if 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
-                scatters[FloorGroup(**row), metric] = Scatter(runs, freedom, squares)
+                scatters[FloorGroup(*group), metric] = Scatter(runs, freedom, squares)
         floors[study] = scatters
     return floors
 

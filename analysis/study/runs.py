@@ -1,12 +1,13 @@
 """Runs of one cell: what was asked of it, where it ran, and the metrics of its records."""
 
 import functools
+import itertools
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from analysis.study.conditions import IMAGES_PER_SECOND, Rate, primary_rate
 from analysis.study.intervals import Estimate, interval, median
@@ -83,21 +84,16 @@ class Runs:
         return primary_rate(self.cell)
 
     @functools.cached_property
-    def rated_records(self) -> tuple[Record, ...]:
+    def rated_records(self) -> list[Record]:
         """The records that have the primary rate."""
-        rated = []
-        for record in self.records:
-            if 0 < record.metrics.get(self.rate.metric, 0.0) < math.inf:
-                rated.append(record)
-        return tuple(rated)
+        name = self.rate.metric
+        return [record for record in self.records if 0 < record.metrics.get(name, 0.0) < math.inf]
 
     @functools.cached_property
     def log_rates(self) -> list[float]:
         """The logarithm of the primary rate in each of `rated_records`."""
-        logarithms = self.logarithms(self.rate.metric)
-        if self.rate.is_time:
-            return [-value for value in logarithms]
-        return logarithms
+        sign = -1 if self.rate.is_time else 1
+        return [sign * value for value in self.logarithms(self.rate.metric)]
 
     @functools.cached_property
     def median_log_rate(self) -> float:
@@ -170,9 +166,7 @@ class Runs:
         from analysis.study.draws import Step
 
         sample = self.difference(metric)
-        if sample is None:
-            return None
-        return Step(sample.value, sample.draws)
+        return Step(sample.value, sample.draws) if sample else None
 
     def sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
         """Return the median of values of a metric, or of their logarithms; None without any."""
@@ -187,9 +181,7 @@ def merged(runs: Sequence[Runs]) -> Runs:
     """Return runs of cells whose differences do not matter as runs of the first cell."""
     if len(runs) == 1:
         return runs[0]
-    records: list[Record] = []
-    for each in runs:
-        records += each.records
+    records = itertools.chain(*[each.records for each in runs])
     return replace(runs[0], records=tuple(records))
 
 
@@ -201,31 +193,29 @@ def grouped(runs: Iterable[Runs], key: Callable[[Runs], KeyT]) -> dict[KeyT, lis
     return dict(groups)
 
 
-def merged_by(
-    runs: Iterable[Runs], key: Callable[[Runs], KeyT], member: Callable[[Runs], MemberT]
-) -> dict[KeyT, dict[MemberT, Runs]]:
-    """Return {key: {member: its runs together}}."""
-    groups: dict[KeyT, dict[MemberT, Runs]] = {}
-    for name, group in grouped(runs, key).items():
-        groups[name] = {}
-        for each, same in grouped(group, member).items():
-            groups[name][each] = merged(same)
-    return groups
+class RunsByMember(Generic[MemberT]):
+    """The runs of some members, each alone, by the condition that other runs share with them."""
 
+    def __init__(
+        self,
+        alone: Iterable[Runs],
+        condition: Callable[[Runs], Hashable],
+        member: Callable[[Runs], MemberT],
+    ) -> None:
+        self._condition = condition
+        self.groups: dict[Hashable, dict[MemberT, Runs]] = {}
+        for key, group in grouped(alone, condition).items():
+            by_member = grouped(group, member).items()
+            self.groups[key] = {each: merged(same) for each, same in by_member}
 
-def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
-    """Return the standard deviation of a metric's logarithm between runs of equal cells, pooled
-    over the cells, and its degrees of freedom; (NaN, 0) where no cell ran twice.
-    """
-    freedom, squares = 0, 0.0
-    for runs in members:
-        values = runs.logarithms(metric)
-        if len(values) > 1:
-            freedom += len(values) - 1
-            squares += statistics.variance(values) * (len(values) - 1)
-    if not freedom:
-        return math.nan, 0
-    return math.sqrt(squares / freedom), freedom
+    def like(self, runs: Runs) -> dict[MemberT, Runs]:
+        """Return {member: its runs alone} of all members whose condition some runs share."""
+        return self.groups.get(self._condition(runs), {})
+
+    def of(self, runs: Runs, members: Sequence[Any]) -> dict[Any, Runs]:
+        """Return the same of some members as far as these were measured alone, in their order."""
+        alone = self.like(runs)
+        return {member: alone[member] for member in members if member in alone}
 
 
 def named(record: Record, group: str) -> str:
@@ -243,9 +233,5 @@ def median_of(records: Iterable[Record], metric: str) -> float | None:
 
 def values_of(records: Iterable[Record], metric: str) -> list[float]:
     """Return a metric of every record in which it is finite."""
-    values = []
-    for record in records:
-        value = record.metrics.get(metric, math.nan)
-        if math.isfinite(value):
-            values.append(value)
-    return values
+    values = [record.metrics.get(metric, math.nan) for record in records]
+    return list(filter(math.isfinite, values))
