@@ -337,10 +337,12 @@ def values_of(
 ) -> dict[str, dict[str, float]]:
     """Return {record_id: `shown`} for the records of a study; `scatters` as Study.of has it."""
     study = Study.of(records, scatters=scatters)
-    several = SeveralRecords(study)
-    every = (*study.records, *study.replaced)
-    shown = {record.record_id: several.shown(record) for record in every}
-    return {record_id: values for record_id, values in shown.items() if values}
+    several, values = SeveralRecords(study), {}
+    for record in (*study.records, *study.replaced):
+        shown = several.shown(record)
+        if shown:
+            values[record.record_id] = shown
+    return values
 
 
 def rests_on(record: Record) -> set[str]:

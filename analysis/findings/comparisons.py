@@ -76,8 +76,10 @@ class Comparison:
     def swapped(self) -> "Comparison":
         """Return the first cell against the second."""
         value, low, high = self.difference.value, self.difference.low, self.difference.high
-        known = [end for end in (value, high, low) if end is not None]
-        ends = [1 / max(1 + end, LEAST_RATIO) - 1 for end in known]
+        ends = []
+        for end in (value, high, low):
+            if end is not None:
+                ends.append(1 / max(1 + end, LEAST_RATIO) - 1)
         return replace(
             self,
             first=self.second,
@@ -212,7 +214,10 @@ class RateSteps:
                 has_all = self._of_turns[runs].keys() >= common
                 if has_all and not runs.suspect and runs not in cells:
                     cells.append(runs)
-        rates = np.array([list(map(self._of_turns[runs].get, turns)) for runs in cells])
+        rows = []
+        for runs in cells:
+            rows.append(list(map(self._of_turns[runs].get, turns)))
+        rates = np.array(rows)
         means = rates.mean(axis=1)
         rest = rates - means[:, None]
         rest -= rest.mean(axis=0)
@@ -342,8 +347,10 @@ def _transport(runs: Runs) -> str:
 
 def unused_on_cpu_workers(study: Study) -> str:
     """Return a sentence where CPU workers were asked with different NCCL settings, else nothing."""
-    on_cpus = [record.cell for record in study.usable if record.cell.device == "cpu"]
-    settings = {frozenset(cell.nccl.items()) for cell in on_cpus}
+    settings = set()
+    for record in study.usable:
+        if record.cell.device == "cpu":
+            settings.add(frozenset(record.cell.nccl.items()))
     if len(settings) > 1:
         return "Effect of NCCL settings: CPU workers do not use NCCL"
     return ""

@@ -4,7 +4,6 @@ A share is a part of one (0.98), a rate is in images per second. What a study ca
 with a sentence why. A finding names its cell by `gpus` and `key`; `label` is for people.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -57,8 +56,10 @@ def findings_of(study: Study) -> Findings:
         few = "every configuration ran once" if ran_once else "too few repeated runs"
         unsaid[f"Run-to-run variation: {few}"] = "repeats=5"
     if not values:
-        links_of = [record.environment.get("links", {}) for record in study.records]
-        if len(set(itertools.chain(*[links.values() for links in links_of]))) > 1:
+        classes: set[object] = set()
+        for record in study.records:
+            classes.update(record.environment.get("links", {}).values())
+        if len(classes) > 1:
             why = "no configuration ran over different links"
             unsaid[f"Cost of slower links: {why}"] = "gpus=classes"
     unsaid.pop("", None)

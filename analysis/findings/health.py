@@ -72,8 +72,10 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
 
 
 def _fault(runs: Runs, others: Sequence[Runs], slow: Collection[Runs]) -> str:
-    slow_alone = [device.gpus for device in slow if set(device.gpus) < set(runs.gpus)]
-    reasons = [f"{gpu_ids(gpus)} is slow alone" for gpus in slow_alone]
+    reasons = []
+    for device in slow:
+        if set(device.gpus) < set(runs.gpus):
+            reasons.append(f"{gpu_ids(device.gpus)} is slow alone")
     codes: dict[str, str] = {}
     for record in runs.records:
         codes |= record.validity.against

@@ -291,8 +291,11 @@ def host_wires(runs: Runs) -> HostWires | None:
     if len(runs.cell.every_host) < 2:
         return None
     of_hosts = wires_of(runs.records[0])
-    names = ["+".join(wire.names) for wire in of_hosts.values()]
-    rates = [wire.gbit_per_s for wire in of_hosts.values() if wire.gbit_per_s is not None]
+    names, rates = [], []
+    for wire in of_hosts.values():
+        names.append("+".join(wire.names))
+        if wire.gbit_per_s is not None:
+            rates.append(wire.gbit_per_s)
     worded = ""
     if all(names) and len(names) <= NAMED:
         worded = " ↔ ".join(f"{host}'s {name}" for host, name in zip(of_hosts, names, strict=True))

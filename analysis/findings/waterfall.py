@@ -384,8 +384,9 @@ def _timeline_steps(runs: Runs) -> dict[str, Step]:
     steps: dict[str, Step] = {}
     if not observed:
         return steps
-    for index, name in enumerate((TAIL, SLOWED)):
-        values, errors = zip(*[times[index] for times in observed], strict=True)
+    tails, slowed = zip(*observed, strict=True)
+    for index, (name, times) in enumerate({TAIL: tails, SLOWED: slowed}.items()):
+        values, errors = zip(*times, strict=True)
         deviation = statistics.median(errors)
         if len(values) > 1:  # the larger of the scatter inside runs and of that between them
             deviation = max(deviation, statistics.stdev(values))

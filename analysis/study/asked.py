@@ -106,9 +106,11 @@ def settings_of(cells: Sequence[Cell]) -> tuple[dict[str, str], ...]:
 
 def _earlier_scatter(cell: Cell, scatters: Scatters) -> Scatter:
     request, metric = group_of_cell(cell)[2:], primary_rate(cell).metric
-    every = scatters.items()
-    alike = [of for (group, name), of in every if name == metric and group[2:] == request]
-    return sum(alike, Scatter())
+    total = Scatter()
+    for (group, name), scatter in scatters.items():
+        if name == metric and group[2:] == request:
+            total += scatter
+    return total
 
 
 def names_of_cells(cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -169,8 +171,9 @@ class RaceState(NamedTuple):
     def runs(self) -> list[Record]:
         """The runs of all stages, each once."""
         by_id: dict[str, Record] = {}
-        for records in itertools.chain(*[stage.records for stage in self.stages]):
-            by_id |= {record.record_id: record for record in records}
+        for stage in self.stages:
+            for record in itertools.chain(*stage.records):
+                by_id[record.record_id] = record
         return list(by_id.values())
 
     @property

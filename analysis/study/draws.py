@@ -132,12 +132,15 @@ def _ends(draws: Draws) -> tuple[float, float]:
 
 def scaled(value: Estimate, factor: float) -> Estimate:
     """Return an estimate times a number; a negative one exchanges the ends of its interval."""
-    ends = [end * factor for end in (value.low, value.high) if end is not None]
-    return Estimate(value.value * factor, *sorted(ends))
+    if value.low is None or value.high is None:
+        return Estimate(value.value * factor)
+    return Estimate(value.value * factor, *sorted((value.low * factor, value.high * factor)))
 
 
 def exponential(value: Estimate) -> Estimate:
     """Return the estimate of a number from that of its logarithm."""
     most = value.value + WIDEST
-    ends = [end for end in (value.low, value.high) if end is not None]
-    return Estimate(math.exp(value.value), *[math.exp(min(end, most)) for end in ends])
+    if value.low is None or value.high is None:
+        return Estimate(math.exp(value.value))
+    low, high = math.exp(min(value.low, most)), math.exp(min(value.high, most))
+    return Estimate(math.exp(value.value), low, high)

@@ -7,7 +7,6 @@ own mean are added up, by group; a study adds what the other studies of its outp
 
 import functools
 import hashlib
-import itertools
 import json
 import math
 from collections import defaultdict
@@ -168,8 +167,9 @@ class NoiseFloors:
         if metric not in self._pooled:
             pools: dict[FloorGroup, _Pool] = defaultdict(_Pool)
             scatters = list(self._own_scatters(metric).items())
-            others = self._of_other_studies.items()
-            scatters += [(group, scatter) for (group, name), scatter in others if name == metric]
+            for (group, name), scatter in self._of_other_studies.items():
+                if name == metric:
+                    scatters.append((group, scatter))
             for group, scatter in scatters:
                 for pool in dict.fromkeys((group, *group.wider)):
                     pools[pool].scatter += scatter
@@ -180,8 +180,10 @@ class NoiseFloors:
 
     def own(self) -> Scatters:
         """Return what the study's own runs showed, for every metric that can have a floor."""
-        records = itertools.chain(*[records for _, records in self._cells])
-        names: set[str] = set().union(*[record.metrics for record in records])
+        names: set[str] = set()
+        for _, records in self._cells:
+            for record in records:
+                names |= record.metrics.keys()
         scatters = {}
         for name in sorted(filter(has_floor, names)):
             for group, scatter in self._own_scatters(name).items():

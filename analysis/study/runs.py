@@ -1,7 +1,6 @@
 """Runs of one cell: what was asked of it, where it ran, and the metrics of its records."""
 
 import functools
-import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -181,7 +180,9 @@ def merged(runs: Sequence[Runs]) -> Runs:
     """Return runs of cells whose differences do not matter as runs of the first cell."""
     if len(runs) == 1:
         return runs[0]
-    records = itertools.chain(*[each.records for each in runs])
+    records: list[Record] = []
+    for each in runs:
+        records += each.records
     return replace(runs[0], records=tuple(records))
 
 

@@ -313,13 +313,15 @@ def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Rec
         if len(parts.keys() - {""}) < 2:
             parts = {"": members}
         for how, part in parts.items():
-            if len(parts) > 1:
-                part = [
-                    replace(single, provenance={**single.provenance, CONNECTIONS: how})
-                    for single in part
-                ]
-            repeats = [single for single in part if not single.records[0].drift]
-            once_more = [single for single in part if single.records[0].drift]
+            repeats, once_more = [], []
+            for single in part:
+                if len(parts) > 1:
+                    origin = {**single.provenance, CONNECTIONS: how}
+                    single = replace(single, provenance=origin)
+                if single.records[0].drift:
+                    once_more.append(single)
+                else:
+                    repeats.append(single)
             of_cell = merged(repeats or once_more)
             runs.append(of_cell)
             if repeats:
