@@ -17,6 +17,7 @@ from analysis.findings.between_studies import differences
 from analysis.study.draws import Sample, next_run
 from analysis.study.draws import freedom as freedom_of
 from analysis.study.draws import slowest as slowest_of
+from analysis.study.intervals import half_width
 from analysis.study.measured_numbers import FASTER, SLOWER
 from analysis.study.noise_floor import Floor
 from analysis.study.study import Study
@@ -190,8 +191,7 @@ def drawn_cell(draw, runs, floor, name, noise=1.0):
 def holds_rate(draw, runs, freedom, study, noise=1.0):
     floor = drawn_floor(draw, freedom, f"floor {study}")
     sample, following = drawn_cell(draw, runs, floor, f"cell {study}", noise)
-    shown = sample.next_run()
-    return shown.low <= following <= shown.high
+    return abs(following - sample.value) <= half_width(floor, runs)
 
 
 def holds_efficiency(draw, runs, freedom, study, gpus):

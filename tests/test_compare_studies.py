@@ -16,10 +16,8 @@ from analysis.study.noise_floor import FILE, as_json
 from analysis.study.study import open_study
 from analysis.study.study_inputs import StudyPath, open_inputs
 
-FIRST, AGAIN = (
-    DATA / "h200_x2" / "scaling",
-    DATA / "h200_x2" / "strategies",
-)  # each cell three times
+# Each cell three times.
+FIRST, AGAIN = DATA / "h200_x2" / "scaling", DATA / "h200_x2" / "strategies"
 ONCE = (DATA / "h200_x2" / "eager_a", DATA / "h200_x2" / "eager_b")  # once or twice
 OWN = {"target": "mine:Model", "sha256": "a"}  # a user's own model
 WITH_LINES, CELLS = DATA / "h200_x4" / "waterfall", 10  # each cell three times, with its raw lines
@@ -67,15 +65,14 @@ def test_a_regression_of_the_exchange_alone_shows_in_efficiency_and_not_on_one_g
             assert share["high"] < -0.02 < 0 and share["unit"] == "share"
 
 
+OPEN = "INCONCLUSIVE nccl_allreduce: these runs detect 0.68 % or more; about 4 runs"
+
+
 @pytest.mark.parametrize(
     ("limit", "status", "headline"),
     [
         ("2 %", 0, "PASS no slowdown of 2 % in 2 configurations (these runs detect 0.59 %"),
-        (
-            "0.65 %",
-            3,
-            "INCONCLUSIVE nccl_allreduce: these runs detect 0.68 % or more; about 4 runs",
-        ),
+        ("0.65 %", 3, OPEN),
         ("0", 0, "PASS no significant slowdown in 2 configurations"),
     ],
 )
@@ -110,13 +107,19 @@ def test_no_gate_is_green_where_the_limit_could_not_have_been_seen(
             assert all(cell.smallest <= 0.02 for cell in result.cells)
 
 
-def test_suspect_runs_give_no_verdict_but_the_difference_and_what_to_do(tmp_path, capsys):
-    for name, rate in (("a", 1000.0), ("b", 130.0)):
+def suspect_studies(folder, rates):
+    """Studies `a` and `b` of one cell, of which every run is suspect; each has its own model."""
+    for name, rate in zip("ab", rates, strict=True):
         runs = []
         for repeat, noise in enumerate((0.8, 1.0, 1.2)):
             runs.append(record(10 * repeat, [0], noise * rate, cell={"repeat": repeat}))
+            runs[-1]["cell"]["declared"] = {"model": OWN | {"sha256": name * 64}}
             runs[-1]["validity"] |= {"verdict": "suspect", "codes": {"foreign_cpu": "half of it"}}
-        study(tmp_path / name, runs)
+        study(folder / name, runs)
+
+
+def test_suspect_runs_give_no_verdict_but_the_difference_and_what_to_do(tmp_path, capsys):
+    suspect_studies(tmp_path, (1000.0, 130.0))
     arguments = [tmp_path / "a", tmp_path / "b", "--limit", "2%"]
     status, found = compared(capsys, *arguments)
     assert (status, found["cells"][0]["smallest"]) == (3, pytest.approx(1 - 1 / 2.806, abs=1e-3))
@@ -129,14 +132,7 @@ def test_suspect_runs_give_no_verdict_but_the_difference_and_what_to_do(tmp_path
 
 def test_a_report_of_suspect_runs_says_no_more_than_compare(tmp_path, capsys, monkeypatch):
     """It had "No significant difference" where compare was inconclusive."""
-    for name, rate in (("a", 1000.0), ("b", 980.0)):
-        runs = []
-        for repeat, noise in enumerate((0.8, 1.0, 1.2)):
-            declared = {"model": OWN | {"sha256": name * 64}}
-            runs.append(record(10 * repeat, [0], noise * rate, cell={"repeat": repeat}))
-            runs[-1]["cell"]["declared"] = declared
-            runs[-1]["validity"] |= {"verdict": "suspect", "codes": {"foreign_cpu": "half of it"}}
-        study(tmp_path / name, runs)
+    suspect_studies(tmp_path, (1000.0, 980.0))
     folders = [str(tmp_path / name) for name in "ab"]
     assert main(["report", *folders, "-o", str(tmp_path / "report")]) == 0
     out = capsys.readouterr().out.replace("\u00a0", " ")
@@ -184,10 +180,9 @@ def test_rates_of_samples_are_headed_so(tmp_path, capsys):
 def test_studies_keep_their_own_baselines_repeats_and_floors():
     """A study beside itself is twice the same cells, never cells with twice the runs."""
     ((one,), (other,)) = open_inputs([StudyPath.of(str(FIRST)), StudyPath.of(str(AGAIN))])
-    floors = [
-        side.study.runs[0].floor("throughput/images_per_second").runs for side in (one, other)
-    ]
-    assert [len(side.study.records) for side in (one, other)] == [19, 25] and floors == [7, 4]
+    for side, records, runs in ((one, 19, 7), (other, 25, 4)):
+        floor = side.study.runs[0].floor("throughput/images_per_second")
+        assert (len(side.study.records), floor.runs) == (records, runs)
     assert (one.name, other.name) == ("2 × H200 on vm · scaling", "2 × H200 on vm · strategies")
 
 
@@ -199,9 +194,7 @@ def test_other_studies_of_the_folder_lend_their_floor_but_not_those_compared(tmp
     sides = open_inputs([StudyPath.of(str(tmp_path / name)) for name in ("a", "b")])
     numbers = []
     for (side,) in sides:
-        (runs,) = (
-            runs for runs in side.study.runs if (runs.strategy, runs.gpus) == ("none", (0, 1))
-        )
+        runs = {(runs.strategy, runs.gpus): runs for runs in side.study.runs}["none", (0, 1)]
         numbers.append(runs.floor("throughput/images_per_second").runs)
     assert numbers == [7, 8], "each its own three or four runs and the four of c"
 
@@ -307,10 +300,9 @@ def test_studies_with_nothing_in_common_are_told_why(tmp_path, refusal):
     failed = record(90, [0], 1.0, state="failed", metrics={},
                     failure={"cause": "oom", "rank": 0, "message": "out of memory", "log_tail": ""})  # fmt: skip
     first = study(tmp_path / "a", [record(1, [0], 1000.0)])
-    told = (
-        "of resnet50 · nccl_allreduce · gpus 0 one study has no usable run (failed: out of memory)"
-    )
-    assert told in refusal("compare", first, study(tmp_path / "b", [failed]))
+    why = "gpus 0 one study has no usable run (failed: out of memory)"
+    told = refusal("compare", first, study(tmp_path / "b", [failed]))
+    assert f"of resnet50 · nccl_allreduce · {why}" in told
 
 
 def test_equal_studies_seldom_differ_and_a_planted_percent_is_seen():

@@ -78,23 +78,23 @@ def changed(field, option=None):
     return dataclasses.replace(PLAIN, **{field: {**before, option: value}})
 
 
+def study_of(cells):
+    """Return a study with a valid record of each cell."""
+    records = []
+    for place, cell in enumerate(cells):
+        ids = {"record_id": f"{place:032x}", "cell_key": f"{place:016x}"}
+        said = {"failure": None, "validity": Validity("valid")}
+        rate = {IMAGES_PER_SECOND: 100.0 + place}
+        records.append(
+            make_record(cell=cell, started_at=1000.0 + place, metrics=rate, **ids, **said)
+        )
+    return Study.of(records)
+
+
 def baselines_of(cell, alone):
     """Return the GPUs whose one-GPU cells are baselines of a cell."""
-    records = []
-    for place, each in enumerate((cell, *alone)):
-        records.append(
-            make_record(
-                record_id=f"{place:032x}",
-                cell_key=each.key,
-                cell=each,
-                started_at=1000.0 + place,
-                failure=None,
-                validity=Validity("valid"),
-                metrics={IMAGES_PER_SECOND: 100.0 + place},
-            )
-        )
-    study = Study.of(records)
-    return [*Baselines(study).of_members(study.single(records[0]))]
+    study = study_of([cell, *alone])
+    return [*Baselines(study).of_members(study.single(study.records[0]))]
 
 
 def alone_of(cell):
@@ -148,18 +148,5 @@ def test_how_long_throughput_is_measured_does_not_separate():
 @pytest.mark.parametrize("field", INCIDENTAL)
 def test_runs_that_differ_in_an_incidental_field_are_runs_of_one_cell(field):
     option = next(iter(CHANGES.get(field, {None: None})))
-    cells = [PLAIN, changed(field, option)]
-    records = []
-    for place, cell in enumerate(cells):
-        records.append(
-            make_record(
-                record_id=f"{place:032x}",
-                cell_key=f"{place:016x}",
-                cell=cell,
-                failure=None,
-                validity=Validity("valid"),
-                metrics={IMAGES_PER_SECOND: 100.0},
-            )
-        )
-    (runs,) = Study.of(records).runs
+    (runs,) = study_of([PLAIN, changed(field, option)]).runs
     assert len(runs.records) == 2

@@ -56,13 +56,8 @@ def test_clean_repeats_are_runs_of_one_cell():
 def test_a_setting_of_the_shell_is_no_repeat():
     """The audit's fault: LOC from the shell made 9,077 images/s a repeat of 9,297 and 9,301."""
     loc = {"NCCL_P2P_LEVEL": "LOC"}
-    slow = planted(
-        PAIRS[0],
-        variables=loc,
-        settings=loc,
-        transport="SHM/direct/direct, NV18 unused",
-        channels=4,
-    )
+    how = {"transport": "SHM/direct/direct, NV18 unused", "channels": 4}
+    slow = planted(PAIRS[0], variables=loc, settings=loc, **how)
     study = Study.of([slow, *PAIRS[1:]])
     assert runs_of([slow, *PAIRS[1:]]) == [1, 2]
     (sentence,) = [one for one in curves(study).refusals if "equal requests" in one]
@@ -130,14 +125,8 @@ def test_a_baseline_of_other_surroundings_does_not_fit(changes, named):
     "changes",
     [
         {"versions": VERSIONS | {"python": "3.12.9"}},
-        {
-            "variables": {
-                "NCCL_VERSION": "2.28",
-                "TORCH_CUDA_ARCH_LIST": "9.0",
-                "NCCL_DEBUG": "INFO",
-                "SLURM_JOB_ID": "7",
-            }
-        },
+        {"variables": {"NCCL_VERSION": "2.28", "TORCH_CUDA_ARCH_LIST": "9.0"}},
+        {"variables": {"NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7"}},
         {
             "variables": {"NCCL_SOCKET_IFNAME": "lo", "NCCL_RAS_ENABLE": "0"},
             INHERITED: ["NCCL_SOCKET_IFNAME"],

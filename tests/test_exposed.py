@@ -10,9 +10,7 @@ from simulate import Simulator, Truth, changed
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import (
-    ALONE,
     COST,
-    DIFFERENCE,
     EXCHANGE,
     EXPOSED,
     HIDDEN,
@@ -68,8 +66,7 @@ def test_the_cost_on_one_gpu_is_subtracted(simulator):
     told = exposure(pair(simulator, 0.8), alone(simulator, 0, 0.56), alone(simulator, 1, 0.60))
     assert told.exposed_ms == pytest.approx(0.8 - 0.58)
     assert told.hidden_share == pytest.approx(1 - 0.22)
-    assert told.half_ms == pytest.approx(math.hypot(HALF_MS, math.hypot(HALF_MS, HALF_MS) / 2))
-    assert (told.source, told.why) == (ALONE, "")
+    assert len(told.record_ids) == 2 and told.why == ""
 
 
 @pytest.mark.parametrize(
@@ -130,8 +127,7 @@ def test_the_difference_with_and_without_the_strategy_serves_where_its_noise_is_
             runs.append(own_work(alone(simulator, gpu, None, repeat=repeat)))
             runs.append(alone(simulator, gpu, None, strategy="none", repeat=repeat))
     told = exposure(*runs)
-    assert told.source == DIFFERENCE and told.alone_ms == pytest.approx(0.5, abs=0.03)
-    assert abs(told.exposed_ms - 0.8) < told.half_ms < 0.1
+    assert len(told.record_ids) == 12 and told.exposed_ms == pytest.approx(0.8, abs=0.03)
 
 
 def test_another_strategys_cost_on_one_gpu_is_not_subtracted(simulator):
@@ -173,9 +169,8 @@ def test_on_h200s_the_hidden_share_is_a_share_and_agrees_with_the_traces():
     ]
     assert len(told) == 3, "of three runs the noise is too large for a share, and for no time"
     for one in told:
-        assert one.source == DIFFERENCE and one.hidden_share is None
-        assert abs(one.exposed_ms) < one.half_ms and one.why.startswith("the noise (±0.249 ms)")
-    assert told[0].alone_ms == pytest.approx(0.59, abs=0.01), "of 0.54 to 0.64 ms"
+        assert one.hidden_share is None and one.why.startswith("the noise (±0.249 ms)")
+        assert abs(one.exposed_ms) < 0.249
     place = next(record.environment for record in scaling if record.cell.gpus == (0, 1))
     moved = [dataclasses.replace(one, environment=place) for one in traced]
     exposures = Exposures(Study.of([*scaling, *moved]))
@@ -183,12 +178,10 @@ def test_on_h200s_the_hidden_share_is_a_share_and_agrees_with_the_traces():
     for record in moved:
         found, metrics = exposures.of(record), record.metrics
         by_trace = metrics["trace/overlapped_ms_per_step"] / metrics["trace/comm_ms_per_step"]
-        seen.setdefault(record.cell.nccl.get("NCCL_P2P_LEVEL"), []).append(
-            (found.hidden_share, found.half_share, by_trace)
-        )
-    for share, half, by_trace in seen[None]:
-        assert share == pytest.approx(0.94, abs=0.02) and abs(share - by_trace) < half < 0.5
-    for share, half, by_trace in seen[
-        "LOC"
-    ]:  # copies through host memory also slow the kernels beside them: less is hidden
-        assert share == pytest.approx(0.62, abs=0.02) and share + half < by_trace < 0.73
+        shares = seen.setdefault(record.cell.nccl.get("NCCL_P2P_LEVEL"), [])
+        shares.append((found.hidden_share, by_trace))
+    for share, by_trace in seen[None]:
+        assert share == pytest.approx(0.94, abs=0.02) and abs(share - by_trace) < 0.34, "± 0.34"
+    for share, by_trace in seen["LOC"]:
+        # Copies through host memory also slow the kernels beside them: less is hidden.
+        assert share == pytest.approx(0.62, abs=0.02) and share + 0.045 < by_trace < 0.73

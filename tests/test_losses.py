@@ -67,9 +67,8 @@ def test_exposed_communication_is_split_by_the_moments_of_a_step_and_the_rest_is
         )
     found, split = parts(made)
     assert COMMUNICATION not in split
-    assert split[TAIL].ms.value == pytest.approx(0.6) and split[SLOWED].ms.value == pytest.approx(
-        0.5
-    )
+    assert split[TAIL].ms.value == pytest.approx(0.6)
+    assert split[SLOWED].ms.value == pytest.approx(0.5)
     assert split[REST].ms.value == pytest.approx(1.5 - 0.6 - 0.5), "nothing makes it 0"
     assert split[TAIL].ms.low < 0.6 < split[TAIL].ms.high < 0.65
     lost = sum(part.lost.value for part in found.parts if part.lost and not part.above_ideal)

@@ -218,13 +218,9 @@ def test_fewer_than_five_common_turns_are_judged_by_the_noise_floor_of_the_group
             made.append(dataclasses.replace(run, sweep_id=f"{repeat}{setting}"))
     (found,) = comparisons(made)
     sides = np.array([log_rates(made[::2]), log_rates(made[1::2])])
-    low, high = (
-        np.median(sides[1])
-        - np.median(sides[0])
-        + np.array([-1, 1])
-        * (student.ppf(0.975, 8) * np.sqrt(sides.var(axis=1, ddof=1).mean() * 2 * of_median(5)))
-    )
-    assert ends(found) == pytest.approx((math.expm1(low), math.expm1(high)))
+    error = np.sqrt(sides.var(axis=1, ddof=1).mean() * 2 * of_median(5))
+    half, step = student.ppf(0.975, 8) * error, np.median(sides[1]) - np.median(sides[0])
+    assert ends(found) == pytest.approx((math.expm1(step - half), math.expm1(step + half)))
 
 
 def log_rates(records):

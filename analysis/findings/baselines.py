@@ -7,7 +7,7 @@ and a planner the control cells. The launcher imports this module: no numpy.
 import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from analysis.study.conditions import (
@@ -19,9 +19,9 @@ from analysis.study.conditions import (
 )
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
-from analysis.study.noise_floor import CLOCK
+from analysis.study.noise_floor import CLOCK, pooled_scatter
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.runs import Runs, between_runs, grouped, merged_by
+from analysis.study.runs import Runs, RunsByMember, grouped
 from analysis.study.study import Study
 from benchmarks.record import Record
 from conf import groups
@@ -56,19 +56,15 @@ class Efficiency(float):
     @property
     def mark(self) -> str:
         """`against GPU 0`, for people; empty where every member was measured alone."""
-        if not self.of:
-            return ""
-        return f"{AGAINST} {self.members}"
+        return f"{AGAINST} {self.members}" if self.of else ""
 
     @property
     def members(self) -> str:
         """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
         if not self.of:
             return f"every {self.unit}"
-        unit = self.unit
-        if len(self.of) > 1:
-            unit += "s"
-        return f"{unit} {','.join(map(str, self.of))}"
+        plural = "s" if len(self.of) > 1 else ""
+        return f"{self.unit}{plural} {','.join(map(str, self.of))}"
 
 
 class Baselines:
@@ -83,13 +79,13 @@ class Baselines:
                 alone.append(runs)
             if len(runs.cell.hosts) == 1:
                 on_host.append(runs)
-        self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
-        self._hosts = merged_by(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
+        self._alone = RunsByMember(alone, self._condition, lambda runs: runs.gpus[0])
+        self._hosts = RunsByMember(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
         self._noise = {}
         for name, members in grouped(study.timed, _noise_group).items():
-            deviation, freedom = between_runs(members, IMAGES_PER_SECOND)
-            if freedom >= FEWEST_FREEDOM:
-                self._noise[name] = deviation
+            scatter = pooled_scatter((runs.records for runs in members), IMAGES_PER_SECOND)
+            if scatter.freedom >= FEWEST_FREEDOM:
+                self._noise[name] = scatter.deviation
         # Thousands of records may have equal baselines: what these give is computed once.
         self._members: dict[int, dict[Member, Runs]] = {}
         self._log_slowest: dict[Hashable, float] = {}
@@ -106,17 +102,14 @@ class Baselines:
     def of_members(self, runs: Runs) -> dict[Member, Runs]:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
         if id(runs) not in self._members:
-            alone = self._alone.get(self._condition(runs), {})
-            self._members[id(runs)] = runs_of_members(alone, runs.gpus)
+            self._members[id(runs)] = self._alone.of(runs, runs.gpus)
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
         """Return {host: its runs alone with the same GPUs} of a cell on several; all, or none."""
         hosts = runs.cell.hosts
-        alone = runs_of_members(self._hosts.get(self._host_condition(runs), {}), hosts)
-        if len(hosts) < 2 or len(alone) < len(hosts):
-            return {}
-        return alone
+        alone = self._hosts.of(runs, hosts)
+        return alone if len(alone) == len(hosts) > 1 else {}
 
     def noise(self, runs: Runs) -> float | None:
         """Return the standard deviation of log(images/s) between runs like these, if known."""
@@ -129,7 +122,7 @@ class Baselines:
         """Return the efficiency of a record; None for one GPU, without a rate or a baseline."""
         single = self._study.single(record)
         alone = self.of_members(single)
-        if single.cell.world_size == 1 or single.median_log_rate is None or not alone:
+        if single.cell.world_size == 1 or math.isnan(single.median_log_rate) or not alone:
             return None
         noise = self.noise(single)
         key = (noise, *map(id, alone.values()))
@@ -141,7 +134,7 @@ class Baselines:
         """Return rate ÷ (hosts × slowest host alone); None unless each was measured."""
         single = self._study.single(record)
         alone = self.of_hosts(single)
-        if single.median_log_rate is None or not alone:
+        if math.isnan(single.median_log_rate) or not alone:
             return None
         slowest = log_slowest(alone, self.noise(single))
         return math.exp(single.median_log_rate - slowest) / len(alone)
@@ -160,26 +153,15 @@ class Baselines:
     def facts(self, record: Record) -> dict[str, object]:
         """Return what an efficiency rests on: ids of the baselines' records, and the noise."""
         single = self._study.single(record)
-        baselines = {
-            str(gpu): list(runs.record_ids) for gpu, runs in self.of_members(single).items()
-        }
-        hosts = {host: list(runs.record_ids) for host, runs in self.of_hosts(single).items()}
-        facts: dict[str, object] = {BASELINES: baselines}
-        if hosts:
-            facts[HOST_BASELINES] = hosts
+        facts: dict[str, object] = {BASELINES: _record_ids(self.of_members(single))}
+        if self.of_hosts(single):
+            facts[HOST_BASELINES] = _record_ids(self.of_hosts(single))
         noise = self.noise(single)
-        if noise:
-            facts[NOISE] = noise
-        return facts
+        return facts | {NOISE: noise} if noise else facts
 
 
-def runs_of_members(alone: Mapping[Any, Runs], members: Sequence[Member]) -> dict[Member, Runs]:
-    """Return the runs of those members that were measured alone, in the order of `members`."""
-    runs_of = {}
-    for member in members:
-        if member in alone:
-            runs_of[member] = alone[member]
-    return runs_of
+def _record_ids(alone: Mapping[Member, Runs]) -> dict[str, list[str]]:
+    return {str(member): list(runs.record_ids) for member, runs in alone.items()}
 
 
 def efficiency(
@@ -212,15 +194,12 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     that they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh
     1992); the slowest of these counts. Without a known noise it is the slowest as measured.
     """
-    rates, factors_of_medians = [], []
-    for runs in members.values():
-        factors_of_medians.append(of_median(len(runs.values(IMAGES_PER_SECOND))))
-        if runs.median_log_rate is not None:
-            rates.append(runs.median_log_rate)
+    rates = [runs.median_log_rate for runs in members.values()]
     least, mean = min(rates), statistics.fmean(rates)
     if noise is None or len(rates) == 1:
         return least
-    noise_variance = noise**2 * statistics.fmean(factors_of_medians)
+    repeats = [len(runs.values(IMAGES_PER_SECOND)) for runs in members.values()]
+    noise_variance = noise**2 * statistics.fmean(map(of_median, repeats))
     variance = statistics.variance(rates)
     if variance <= NOISE_MULTIPLE * noise_variance:
         return mean
@@ -228,16 +207,13 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     return mean + shrinkage * (least - mean)
 
 
-def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
+def clock_ratio(runs: Runs, alone: Collection[Runs]) -> float | None:
     """Return the SM clock of the slowest member alone ÷ that of a subset; None without one."""
-    least, slowest_mhz = math.inf, None
-    for member in alone:
-        if member.median_log_rate is not None and member.median_log_rate < least:
-            least, slowest_mhz = member.median_log_rate, member.median(CLOCK)
-    mhz = runs.median(CLOCK)
-    if not slowest_mhz or not mhz:
+    if not alone:
         return None
-    return slowest_mhz / mhz
+    slowest_mhz = min(alone, key=lambda member: member.median_log_rate).median(CLOCK)
+    mhz = runs.median(CLOCK)
+    return slowest_mhz / mhz if slowest_mhz and mhz else None
 
 
 def _noise_group(runs: Runs) -> Hashable:
@@ -278,12 +254,7 @@ def control_cells(cell: Cell) -> list[Cell]:
 def _each_host(cell: Cell) -> Iterator[Cell]:
     """Yield a cell on each of its hosts alone, with its servers there; without hosts, the cell."""
     for host in cell.hosts:
-        servers = []
-        for server in cell.server_hosts:
-            if server in cell.hosts:
-                servers.append(host)
-            else:
-                servers.append(server)
+        servers = [host if server in cell.hosts else server for server in cell.server_hosts]
         yield dataclasses.replace(cell, hosts=(host,), server_hosts=tuple(servers))
     if not cell.hosts:
         yield cell
@@ -293,7 +264,10 @@ class ControlRuns:
     """The runs of a study's control cells, by the condition that the explained cell shares."""
 
     def __init__(self, study: Study) -> None:
-        self._study = study
+        def shared(runs: Runs, *irrelevant: str, fixed: Hashable = None) -> Condition:
+            names = (*FREE_IN_CONTROLS, *irrelevant)
+            return study.condition(runs, names, fixed, runs.cell.batch_size)
+
         without, alone, hosts = [], [], []
         for runs in study.timed:
             if runs.strategy == WITHOUT:
@@ -302,34 +276,15 @@ class ControlRuns:
                 alone.append(runs)
             elif len(runs.cell.hosts) == 1:
                 hosts.append(runs)
-        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus)
-        self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
-        self._hosts = merged_by(hosts, self._on_host, lambda runs: runs.cell.hosts[0])
-
-    def _condition(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE_IN_CONTROLS, "nccl."), runs.cell.batch_size)
-
-    def _without_strategy(self, runs: Runs) -> Condition:
-        return self._study.condition(
-            runs, (*FREE_IN_CONTROLS, "nccl.", "strategy."), runs.cell.batch_size
+        # With strategy=none by subset, with the strategy by GPU, and on a host with the same GPUs.
+        self.without = RunsByMember(
+            without, lambda runs: shared(runs, "nccl.", "strategy."), lambda runs: runs.gpus
         )
-
-    def _on_host(self, runs: Runs) -> Condition:
-        return self._study.condition(
-            runs, (*FREE_IN_CONTROLS, CONNECTIONS), runs.cell.gpus, runs.cell.batch_size
+        self.alone = RunsByMember(
+            alone, lambda runs: shared(runs, "nccl."), lambda runs: runs.gpus[0]
         )
-
-    def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
-        """Return the runs with strategy=none, by subset."""
-        return self._without.get(self._without_strategy(runs), {})
-
-    def alone(self, runs: Runs) -> dict[Member, Runs]:
-        """Return the runs of the same strategy on each member alone, by GPU."""
-        return runs_of_members(self._alone.get(self._condition(runs), {}), runs.gpus)
-
-    def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
-        """Return the runs of the strategy on each host alone with the same GPUs; all, or none."""
-        alone = runs_of_members(self._hosts.get(self._on_host(runs), {}), runs.cell.hosts)
-        if len(alone) < len(runs.cell.hosts):
-            return {}
-        return alone
+        self.hosts = RunsByMember(
+            hosts,
+            lambda runs: shared(runs, CONNECTIONS, fixed=runs.cell.gpus),
+            lambda runs: runs.cell.hosts[0],
+        )

@@ -42,6 +42,7 @@ from conf.options import to_text
 CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"  # of a comparison with a limit
+SEVERAL = "has it on several machines or with several versions; the last is shown"
 NO_SCATTER = "too few repeats in {} to know its run-to-run variation; use repeats=3"
 FEWEST_REPEATS = 3  # that alone give a cell a noise floor of its own
 MOST_REPEATS = 100  # that anybody would measure
@@ -137,14 +138,7 @@ class Differences:
 
 def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Differences:
     """Return how the cells of two studies differ; each may be of several machines."""
-    sides: list[dict[CellId, list[tuple[StudyInput, Runs]]]] = []
-    for inputs in (first, second):
-        cells: dict[CellId, list[tuple[StudyInput, Runs]]] = defaultdict(list)
-        for each in inputs:
-            for runs in each.study.runs:
-                cells[cell_id(runs.cell, each.hosts)].append((each, runs))
-        sides.append(cells)
-    before, after = sides
+    before, after = _cells_of(first), _cells_of(second)
     every_cell = dict.fromkeys((*before, *after))
     names = _names(every_cell)
     baselines = {id(each.study): Baselines(each.study) for each in (*first, *second)}
@@ -158,19 +152,24 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
             only_second[names[cell]] = _unusable(cell, first)
         else:
             common.append(_difference(names[cell], before[cell], after[cell], baselines))
-            _, runs_before = before[cell][-1]
-            _, runs_after = after[cell][-1]
-            facts = _facts_apart(runs_before, runs_after) | facts
+            facts = _facts_apart(before[cell][-1][1], after[cell][-1][1]) | facts
     return Differences(_judged(common), only_first, only_second, facts)
 
 
+def _cells_of(inputs: Sequence[StudyInput]) -> dict[CellId, list[tuple[StudyInput, Runs]]]:
+    cells: dict[CellId, list[tuple[StudyInput, Runs]]] = defaultdict(list)
+    for each in inputs:
+        for runs in each.study.runs:
+            cells[cell_id(runs.cell, each.hosts)].append((each, runs))
+    return dict(cells)
+
+
 def _facts_apart(before: Runs, after: Runs) -> dict[str, tuple[str, str]]:
-    sides = [records_facts(runs.records) for runs in (before, after)]
+    first, second = records_facts(before.records), records_facts(after.records)
     apart = {}
-    for name in sorted(sides[0].keys() & sides[1].keys()):  # what is not said differs from nothing
-        first, second = sides[0][name], sides[1][name]
-        if first != second:
-            apart[name] = (" or ".join(sorted(first)), " or ".join(sorted(second)))
+    for name in sorted(first.keys() & second.keys()):  # what is not said differs from nothing
+        if first[name] != second[name]:
+            apart[name] = (" or ".join(sorted(first[name])), " or ".join(sorted(second[name])))
     return apart
 
 
@@ -178,8 +177,7 @@ def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
     """Return what makes cells of several studies the same; `hosts` gives hosts other names."""
     chosen = {"strategy.name", "benchmark.name"}
     for group in ("strategy", "benchmark"):
-        for option, _ in chosen_options(cell, group):
-            chosen.add(f"{group}.{option}")
+        chosen |= {f"{group}.{option}" for option, _ in chosen_options(cell, group)}
     request = {}
     for name, value in request_of(cell).items():
         is_default = name.startswith(("strategy.", "benchmark.")) and name not in chosen
@@ -199,26 +197,20 @@ def options_apart(
     sides: list[list[dict[str, str]]] = []
     for inputs in (first, second):
         requests = []
-        for each in inputs:
-            for runs in each.study.runs:
-                members, request = cell_id(runs.cell, each.hosts)
-                requests.append(dict(sorted(request)) | {"gpus": gpu_list(members)})
+        for (members, request), of_cell in _cells_of(inputs).items():
+            requests += [dict(sorted(request)) | {"gpus": gpu_list(members)}] * len(of_cell)
         sides.append(requests)
     apart: dict[str, tuple[str, str]] = {}
     for name in dict.fromkeys(itertools.chain(*sides[0], *sides[1])):
-        values = []
-        for side in sides:
-            values.append(dict.fromkeys(request.get(name, "not set") for request in side))
-        before, after = values
+        before, after = (
+            dict.fromkeys(request.get(name, "not set") for request in side) for side in sides
+        )
         if before and after and not before.keys() & after.keys():
             apart[name] = (" or ".join(before), " or ".join(after))
     for group in ("strategy", "model", "benchmark"):  # options follow from the name
         if f"{group}.name" in apart:
-            chosen = {group: apart[f"{group}.name"]}
-            for name, ends in apart.items():
-                if not name.startswith(f"{group}."):
-                    chosen[name] = ends
-            apart = chosen
+            others = {name: apart[name] for name in apart if not name.startswith(f"{group}.")}
+            apart = {group: apart[f"{group}.name"], **others}
     return apart
 
 
@@ -267,8 +259,7 @@ def _difference(
             repeated.append(study)
     first, second = numbers
     metric, steps, why = "", {}, ""
-    for _, runs in (after[-1], before[-1]):
-        main = _main_metric(runs)
+    for main in (_main_metric(after[-1][1]), _main_metric(before[-1][1])):
         if main in first and main in second:
             metric = main
     for quantity, number in first.items():
@@ -278,23 +269,19 @@ def _difference(
     if not metric:
         why = "no rate that both measured"
     elif repeated:
-        why = (
-            f"{repeated[0]} has it on several machines or with several versions; the last is shown"
-        )
-    unknown = []
-    for study, side in zip(STUDIES, numbers, strict=True):
-        if metric and side[metric].error is None:
-            unknown.append(study)
-    if unknown and not why:
-        why = NO_SCATTER.format(" and ".join(unknown))
-    gpus = before[-1][1].gpus
+        why = f"{repeated[0]} {SEVERAL}"
+    else:
+        sides = zip(STUDIES, numbers, strict=True)
+        unknown = [study for study, side in sides if side[metric].error is None]
+        if unknown:
+            why = NO_SCATTER.format(" and ".join(unknown))
     return CellDifference(
-        name,
-        gpus,
-        metric,
-        first,
-        second,
-        steps,
+        name=name,
+        gpus=before[-1][1].gpus,
+        metric=metric,
+        first=first,
+        second=second,
+        steps=steps,
         why=why,
         against=against,
         all_suspect=tuple(all_suspect),
@@ -316,7 +303,7 @@ def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
         share = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone)
         efficient = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
         samples = [speedup.rate, *speedup.alone.values()]
-        if speedup.draws is not None and all(map(is_known, samples)):
+        if all(map(is_known, samples)):
             efficient = replace(efficient, error=float(np.std(speedup.draws[MEASURED])) * share)
         numbers[EFFICIENCY] = efficient
     return numbers
@@ -326,11 +313,8 @@ def _main_metric(runs: Runs) -> str:
     """Return the metric that is compared: the rate, else the first marked one; else empty."""
     if runs.log_rates:
         return runs.rate.metric
-    names: dict[str, float] = {}
-    for record in runs.records:
-        names |= record.metrics
     marked = []
-    for name in names:
+    for name in dict.fromkeys(itertools.chain(*[record.metrics for record in runs.records])):
         entry = entry_of(name)
         if entry.first and not entry.signed and runs.logarithms(name):
             marked.append(name)

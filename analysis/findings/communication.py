@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from analysis.findings.baselines import (
@@ -25,12 +25,12 @@ from analysis.findings.baselines import (
     Baselines,
 )
 from analysis.study import names as labels
-from analysis.study.conditions import IMAGES_PER_SECOND, Condition, irrelevant_to_baselines
+from analysis.study.conditions import IMAGES_PER_SECOND, irrelevant_to_baselines
 from analysis.study.intervals import names_of, of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.noise_floor import COST as COST
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS, Scatters
-from analysis.study.runs import Key, Runs, merged_by
+from analysis.study.runs import Key, Runs, RunsByMember
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
 from conf.cell import Member
@@ -40,7 +40,6 @@ EXPOSED, HIDDEN = "comm/exposed_ms", "comm/hidden_share"
 TRACE_EXPOSED, DISAGREEMENT = "trace/exposed_ms_per_step", "trace/exposed_disagreement_ms"
 OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone exchanges nothing
 MOST_NOISE = 0.5  # of the hidden share, on each side: a wider interval says nothing of a share
-ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
 # Why one of the two numbers is not claimed.
 NOT_ALONE = "the strategy was not measured on a single GPU"
@@ -62,7 +61,7 @@ class Uncertain(NamedTuple):
     """A time with its uncertainty."""
 
     ms: float
-    half_ms: float  # half of the 95 % interval; NaN: not known
+    half_ms: float  # half of the 95 % interval, or the standard error; NaN: not known
 
     def minus(self, other: "Uncertain") -> "Uncertain":
         """Return the difference."""
@@ -73,8 +72,7 @@ class CostAlone(NamedTuple):
     """What a strategy costs on one GPU."""
 
     cost: Uncertain | None = None
-    source: str = ""  # ALONE or DIFFERENCE
-    record_ids: tuple[str, ...] = ()
+    record_ids: tuple[str, ...] = ()  # of the one-GPU cells
     why: str = ""  # it is not known
 
 
@@ -96,11 +94,7 @@ class Exposure:
     """What is exposed of a cell's communication, or why that is not known."""
 
     exposed_ms: float | None = None
-    half_ms: float | None = None  # half the 95 % interval; None: not known
     hidden_share: float | None = None
-    half_share: float | None = None
-    alone_ms: float | None = None  # what the strategy costs on one GPU
-    source: str = ""  # ALONE or DIFFERENCE
     why: str = ""  # a sentence without its full stop, where one of the two numbers is not claimed
     record_ids: tuple[str, ...] = ()  # of the one-GPU cells
 
@@ -123,11 +117,12 @@ class Exposures:
         for runs in study.timed:
             if runs.cell.world_size == 1 and runs.strategy == WITHOUT:
                 without.append(runs)
-        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus[0])
-
-    def _without_strategy(self, runs: Runs) -> Condition:
         irrelevant = (*irrelevant_to_baselines(strong=True), "global_batch_size", "strategy.")
-        return self._study.condition(runs, irrelevant, runs.cell.batch_size)
+        self._without = RunsByMember(
+            without,
+            lambda runs: study.condition(runs, irrelevant, runs.cell.batch_size),
+            lambda runs: runs.gpus[0],
+        )
 
     def of(self, record: Record) -> Exposure | None:
         """Return what may be claimed of a record; None without an A B B A on several GPUs."""
@@ -139,28 +134,22 @@ class Exposures:
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
             self._costs[key] = self._cost_of(members)
-        alone, source, ids, why = self._costs[key]
+        alone, ids, why = self._costs[key]
         if alone is None:
             return Exposure(why=why)
         exposed = _next_run(single, COST, record).minus(alone)
-        exposure = Exposure(alone_ms=alone.ms, source=source, record_ids=ids)
         if self._judged and exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
             gpus = single.cell.world_size
-            why = MORE_ALONE.format(alone=_ms(alone.ms), gpus=gpus, cost=_ms(cost))
-            return replace(exposure, why=why)
-        exposure = replace(exposure, exposed_ms=exposed.ms, half_ms=_known(exposed.half_ms))
-        return self._with_hidden_share(exposure, exposed, record, single)
+            return Exposure(why=MORE_ALONE.format(alone=_ms(alone.ms), gpus=gpus, cost=_ms(cost)))
+        return Exposure(exposed.ms, *self._hidden_share(exposed, record, single), ids)
 
-    def _with_hidden_share(
-        self, exposure: Exposure, exposed: Uncertain, record: Record, single: Runs
-    ) -> Exposure:
-        """Return the exposure with the hidden share, or why it is not claimed.
-
-        Within the noise it is cut to 0 to 1.
-        """
+    def _hidden_share(
+        self, exposed: Uncertain, record: Record, single: Runs
+    ) -> tuple[float | None, str]:
+        """Return the hidden share, within the noise cut to 0 to 1, or why it is not claimed."""
         exchange = record.metrics.get(EXCHANGE)
         if exchange is None or not exchange > 0:
-            return replace(exposure, why=NOT_TIMED)
+            return None, NOT_TIMED
         part = exposed.ms / exchange
         half_ms = _next_run(single, EXCHANGE, record).half_ms
         half = math.hypot(exposed.half_ms, part * half_ms) / exchange
@@ -170,8 +159,8 @@ class Exposures:
         elif half >= MOST_NOISE:
             why = TOO_NOISY.format(noise=_ms(exposed.half_ms), exchange=_ms(exchange))
         if self._judged and why:
-            return replace(exposure, why=why)
-        return replace(exposure, hidden_share=min(1.0, max(0.0, share)), half_share=_known(half))
+            return None, why
+        return min(1.0, max(0.0, share)), ""
 
     def _cost_of(self, members: Mapping[Member, Runs]) -> CostAlone:
         if not members:
@@ -184,22 +173,21 @@ class Exposures:
             if not runs.values(COST):
                 continue
             cost_ms, floor = statistics.median(runs.values(COST)), runs.floor(COST)
-            halves = []
             if floor is not None:
                 error = floor.deviation * math.sqrt(of_median(len(runs.values(COST))))
-                halves.append(quantile(floor.freedom) * error)
-            for record in runs.records:
-                if floor is None and COST in record.metrics:
-                    halves.append(_next_run(runs, COST, record).half_ms)
-            costs.append(Uncertain(cost_ms, max(halves, default=math.nan)))
+                half_ms = quantile(floor.freedom) * error
+            else:
+                measured = [record for record in runs.records if COST in record.metrics]
+                half_ms = max(_next_run(runs, COST, record).half_ms for record in measured)
+            costs.append(Uncertain(cost_ms, half_ms))
             ids += runs.record_ids
         if costs:
-            return CostAlone(_mean(costs), ALONE, tuple(ids))
+            return CostAlone(_mean(costs), tuple(ids))
         if False in own_work:
             return CostAlone(why=EXCHANGES_ALONE)
         are_known = True
         for gpu, runs in members.items():
-            without = self._without.get(self._without_strategy(runs), {}).get(gpu)
+            without = self._without.like(runs).get(gpu)
             if without is not None:
                 cost = _step(runs).minus(_step(without))
                 are_known = are_known and not math.isnan(cost.half_ms)
@@ -209,7 +197,7 @@ class Exposures:
             return CostAlone(why=NO_COST_ALONE)
         if self._judged and not are_known:
             return CostAlone(why=TOO_FEW_ALONE)
-        return CostAlone(_mean(costs), DIFFERENCE, tuple(ids))
+        return CostAlone(_mean(costs), tuple(ids))
 
 
 def disagreement(values: Mapping[str, float]) -> dict[str, float]:
@@ -225,10 +213,6 @@ def _mean(values: Sequence[Uncertain]) -> Uncertain:
     return Uncertain(math.fsum(numbers) / len(numbers), math.hypot(*halves) / len(halves))
 
 
-def _known(half: float) -> float | None:
-    return None if math.isnan(half) else half
-
-
 def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
     """Return a metric of a record with the interval of the next run, else that inside the run."""
     value, floor = record.metrics[metric], runs.floor(metric)
@@ -240,7 +224,6 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
 
 
 def _step(runs: Runs) -> Uncertain:
-    assert runs.median_log_rate is not None
     step_ms = runs.cell.batch_size * 1e3 / math.exp(runs.median_log_rate)
     floor = runs.floor(IMAGES_PER_SECOND)
     if floor is None:
@@ -263,21 +246,12 @@ def communication(study: Study) -> tuple[Communication, ...]:
     cells = []
     for runs in study.timed:
         claims = list(filter(None, map(exposures.of, runs.records)))
-        if not claims:
-            continue
-        why = ""
-        for claim in claims:
-            why = why or claim.why
-        cell = Communication(
-            label=labels.label(study, runs),
-            gpus=runs.gpus,
-            key=runs.key,
-            record_ids=runs.record_ids,
-            exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),
-            hidden_share=_median_of_known([claim.hidden_share for claim in claims]),
-            why=why,
-        )
-        cells.append(cell)
+        exposed_ms = _median_of_known([claim.exposed_ms for claim in claims])
+        hidden_share = _median_of_known([claim.hidden_share for claim in claims])
+        why = next(filter(None, [claim.why for claim in claims]), "")
+        if claims:
+            where = (labels.label(study, runs), runs.gpus, runs.key, runs.record_ids)
+            cells.append(Communication(*where, exposed_ms, hidden_share, why))
     return tuple(cells)
 
 
@@ -316,17 +290,14 @@ class SeveralRecords:
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
         share, exposure = self._baselines.efficiency(record), self._exposures.of(record)
-        values: dict[str, float | None] = {
+        values = {
             EFFICIENCY: share,
             AT_EQUAL_CLOCKS: self._baselines.at_equal_clocks(record, share),
             NODE_EFFICIENCY: self._baselines.node_efficiency(record),
+            EXPOSED: exposure.exposed_ms if exposure else None,
+            HIDDEN: exposure.hidden_share if exposure else None,
         }
-        if exposure is not None:
-            values |= {EXPOSED: exposure.exposed_ms, HIDDEN: exposure.hidden_share}
-        present = {}
-        for name, value in values.items():
-            if value is not None:
-                present[name] = value
+        present = {name: value for name, value in values.items() if value is not None}
         return present | disagreement({**record.metrics, **present})
 
     def shown(self, record: Record) -> dict[str, float]:
@@ -376,11 +347,10 @@ def values_of(
 
 def rests_on(record: Record) -> set[str]:
     """Return the ids of the other records that a record's values rest on."""
-    ids = set(record.checks.get(COST_ALONE, ()))
+    lists = [record.checks.get(COST_ALONE, ())]
     for name in (BASELINES, HOST_BASELINES):
-        for of_member in record.checks.get(name, {}).values():
-            ids.update(of_member)
-    return ids
+        lists += record.checks.get(name, {}).values()
+    return set().union(*lists)
 
 
 def values_from_baselines(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:

@@ -140,22 +140,23 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
             verdict, why = judge(difference, next(is_seen))
             if verdict != NO_DIFFERENCE and measured_apart(pair.first, pair.second):
                 why = SEPARATE
-        comparison = Comparison(
-            first=labels.side_label(study, pair.first, pair.differing, pair.subject),
-            second=labels.side_label(study, pair.second, pair.differing, pair.subject),
-            difference=difference,
-            smallest=smallest,
-            verdict=verdict,
-            why=why,
-            asked=pair.subject,
-            gpus=pair.first.gpus,
-            runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
-            rate=pair.first.rate.name,
-            differing=pair.differing,
-            first_key=pair.first.key,
-            second_key=pair.second.key,
+        verdicts.append(
+            Comparison(
+                first=labels.side_label(study, pair.first, pair.differing, pair.subject),
+                second=labels.side_label(study, pair.second, pair.differing, pair.subject),
+                difference=difference,
+                smallest=smallest,
+                verdict=verdict,
+                why=why,
+                asked=pair.subject,
+                gpus=pair.first.gpus,
+                runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
+                rate=pair.first.rate.name,
+                differing=pair.differing,
+                first_key=pair.first.key,
+                second_key=pair.second.key,
+            )
         )
-        verdicts.append(comparison)
     return tuple(verdicts)
 
 
@@ -171,11 +172,11 @@ class RateSteps:
         rates = {}
         for runs in study.rated:
             for record, rate in zip(runs.rated_records, runs.log_rates, strict=True):
-                rates[id(record)] = id(runs), rate
+                rates[id(record)] = runs, rate
                 if not record.drift:
                     sweeps[record.sweep_id][record.cell.repeat].append(record)
-        # {id() of runs: {id of the turn's first record: rate}}
-        self._of_turns: dict[int, dict[str, float]] = defaultdict(dict)
+        # {runs: {id of the turn's first record: rate}}
+        self._of_turns: dict[Runs, dict[str, float]] = defaultdict(dict)
         for repeats in sweeps.values():
             turns = sorted(repeats.values(), key=lambda turn: turn[0].started_at)
             overlap = False
@@ -186,8 +187,8 @@ class RateSteps:
                 continue
             for turn in turns:
                 for record in turn:
-                    cell, rate = rates[id(record)]
-                    self._of_turns[cell][turn[0].record_id] = rate
+                    runs, rate = rates[id(record)]
+                    self._of_turns[runs][turn[0].record_id] = rate
         self._groups = grouped(study.rated, lambda runs: (runs.rate, runs.group))
 
     def step(self, first: Runs, second: Runs) -> MeasuredNumber:
@@ -196,7 +197,7 @@ class RateSteps:
         Within turns the scatter is that of the two; of cells of one group that of the whole group.
         Else it is the noise floor of each one's own group.
         """
-        turns = self._of_turns[id(first)].keys() & self._of_turns[id(second)].keys()
+        turns = self._of_turns[first].keys() & self._of_turns[second].keys()
         if len(turns) >= FEWEST_TURNS:
             return self._within(sorted(turns), first, second)
         numbers = [measured(runs, runs.rate.metric) for runs in (first, second)]
@@ -210,13 +211,12 @@ class RateSteps:
         cells, common = [first, second], set(turns)
         if first.group == second.group and not first.suspect and not second.suspect:
             for runs in self._groups[first.rate, first.group]:
-                has_all = self._of_turns[id(runs)].keys() >= common
+                has_all = self._of_turns[runs].keys() >= common
                 if has_all and not runs.suspect and runs not in cells:
                     cells.append(runs)
         rows = []
         for runs in cells:
-            of_turns = self._of_turns[id(runs)]
-            rows.append([of_turns[turn] for turn in turns])
+            rows.append(list(map(self._of_turns[runs].get, turns)))
         rates = np.array(rows)
         means = rates.mean(axis=1)
         rest = rates - means[:, None]
@@ -308,9 +308,7 @@ def _pairs(
 
 
 def drifts(study: Study) -> dict[str, float]:
-    """Return {name of a rate: by which share it changed when the first cell ran once more at the
-    end}.
-    """
+    """Return {name of a rate: its change, a share, when the first cell ran again at the end}."""
     changes: dict[str, float] = {}
     for record, runs in study.drift:
         first = runs.records[0].metrics.get(runs.rate.metric, 0)
@@ -431,41 +429,34 @@ def rank_configurations(study: Study, compared: Sequence[Comparison]) -> tuple[R
 
 
 def _alike(runs: Runs) -> Hashable:
-    shared: dict[str, Hashable] = {"rate": runs.rate, "GPUs": runs.cell.world_size}
+    shared: dict[str, Hashable] = {**runs.provenance, CONNECTIONS: None}
     for name, value in runs.request.items():
         if is_among(name, ALIKE) or not runs.rate.is_same_work(name):
             shared[name] = value
-    for name, value in runs.provenance.items():
-        if name != CONNECTIONS:
-            shared[name] = value
-    return frozenset(shared.items())
+    return runs.rate, runs.cell.world_size, frozenset(shared.items())
 
 
 def _ranked(
     study: Study, rates: RateSteps, members: Sequence[Runs], verdicts: Mapping[Hashable, str]
 ) -> tuple[RankedConfiguration, ...]:
-    unknown = {id(runs): why_no_verdict(study, runs) for runs in members}
-    told = [runs for runs in members if not unknown[id(runs)]]
+    unknown = {runs: why_no_verdict(study, runs) for runs in members}
+    told = [runs for runs in members if not unknown[runs]]
     first = told[0] if len(told) > 1 else members[0]
-    steps = {id(runs): rates.step(first, runs) for runs in members}
-    is_seen = {}
-    if len(told) > 1:
-        rest = told[1:]
-        chances = [steps[id(runs)].chance * len(told) / 2 for runs in rest]
-        is_seen = dict(zip(map(id, rest), significant(chances, 1 - LEVEL), strict=True))
+    steps = {runs: rates.step(first, runs) for runs in members}
+    chances = [steps[runs].chance * len(told) / 2 for runs in told[1:]]
+    is_seen = dict(zip(told[1:], significant(chances, 1 - LEVEL), strict=True))
     ranked = []
     for runs in members:
         pair = frozenset((each.gpus, frozenset(each.key.items())) for each in (first, runs))
-        standing, why = UNKNOWN, unknown[id(runs)]
-        behind = steps[id(runs)].estimate()
+        standing, why, behind = UNKNOWN, unknown[runs], steps[runs].estimate()
         if not is_seen:
             why = why or NOTHING_TO_COMPARE
         elif runs is first:
             standing, behind = FASTEST, Estimate(0.0)
         elif not why:
-            is_slower = verdicts.get(pair) in (FASTER, SLOWER)
-            if not verdicts.get(pair):
-                is_slower = bool(is_seen[id(runs)])
+            is_slower = bool(is_seen[runs])
+            if verdicts.get(pair):
+                is_slower = verdicts[pair] != NO_DIFFERENCE
             standing = SLOWER if is_slower else TIED
         rate = runs.next_run(runs.rate.metric)
         assert rate is not None

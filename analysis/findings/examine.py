@@ -41,10 +41,7 @@ class Findings:
 
 
 def findings_of(study: Study) -> Findings:
-    """Return everything that a study's records say.
-
-    What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`.
-    """
+    """Return everything that a study's records say."""
     falls, unexplained = waterfalls(study)
     scaling, compared = curves(study), comparisons(study)
     machines = machine_links(study)
@@ -55,8 +52,8 @@ def findings_of(study: Study) -> Findings:
     for sentence in (_nothing(study), unused_on_cpu_workers(study)):
         unsaid[sentence] = ""
     if study.rated and all(runs.floor(runs.rate.metric) is None for runs in study.rated):
-        ran_twice = any(len(runs.records) > 1 for runs in study.rated)
-        few = "too few repeated runs" if ran_twice else "every configuration ran once"
+        ran_once = all(len(runs.records) == 1 for runs in study.rated)
+        few = "every configuration ran once" if ran_once else "too few repeated runs"
         unsaid[f"Run-to-run variation: {few}"] = "repeats=5"
     if not values:
         classes: set[object] = set()

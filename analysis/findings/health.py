@@ -13,9 +13,9 @@ from analysis.findings.links import transport_of
 from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.intervals import LEVEL, quantile
 from analysis.study.names import gpu_ids, gpu_list, unit
-from analysis.study.noise_floor import CLOCK, is_suspect
+from analysis.study.noise_floor import CLOCK, is_suspect, pooled_scatter
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.runs import Runs, between_runs, merged_by
+from analysis.study.runs import Runs, RunsByMember, merged
 from analysis.study.study import Study
 from analysis.text import count
 
@@ -28,7 +28,7 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
     anything could be. Where all runs are suspect and none is slower, the only sentence says that
     nothing was judged.
     """
-    groups = merged_by(
+    compared_with = RunsByMember(
         study.timed,
         lambda runs: (study.condition(runs, (CONNECTIONS,)), len(runs.cell.hosts), len(runs.gpus)),
         lambda runs: runs.gpus,
@@ -36,15 +36,15 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
     losses: dict[Runs, float] = {}  # of devices that are slow, as a share
     reasons: dict[Runs, str] = {}
     compared, is_judged = list[str](), False
-    for members in groups.values():
+    for members in compared_with.groups.values():
         listed = [*members.values()]
         result = "no other to compare with"
-        deviation, freedom = between_runs(listed, IMAGES_PER_SECOND)
-        if len(listed) > 1 and not freedom:
+        scatter = pooled_scatter((runs.records for runs in listed), IMAGES_PER_SECOND)
+        if len(listed) > 1 and not scatter.freedom:
             result = "not judged: each ran once, and repeats=2 is needed"
         elif len(listed) > 1:
             # The difference of two medians scatters at most as single runs do, from two runs on.
-            half = quantile(freedom, 1 - (1 - LEVEL) / len(listed)) * deviation
+            half = quantile(scatter.freedom, 1 - (1 - LEVEL) / len(listed)) * scatter.deviation
             smallest = max(limit, -math.expm1(-half))
             result = f"a loss of {100 * smallest:.2g} % or more counts"
             if smallest > limit:
@@ -52,8 +52,8 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
             is_judged = True
             for runs in listed:
                 others = [other for other in listed if other is not runs]
-                usual = statistics.median(other.median_log_rate or 0.0 for other in others)
-                loss = -math.expm1((runs.median_log_rate or 0.0) - usual)
+                usual = statistics.median(other.median_log_rate for other in others)
+                loss = -math.expm1(runs.median_log_rate - usual)
                 if loss > smallest:
                     reasons[runs] = _fault(runs, others, losses.keys())
                     losses[runs] = loss
@@ -79,13 +79,12 @@ def _fault(runs: Runs, others: Sequence[Runs], slow: Collection[Runs]) -> str:
     codes: dict[str, str] = {}
     for record in runs.records:
         codes |= record.validity.against
-    mhz, usual_mhz, usual_transports = runs.median(CLOCK), [], []
-    for other in others:
-        usual_mhz += other.values(CLOCK)
-        usual_transports.append(str(transport_of(other)))
-        for record in other.records:
-            for code in record.validity.against:
-                codes.pop(code, None)
+    mhz, others_together = runs.median(CLOCK), merged(others)
+    usual_mhz = others_together.values(CLOCK)
+    usual_transports = [str(transport_of(other)) for other in others]
+    for record in others_together.records:
+        for code in record.validity.against:
+            codes.pop(code, None)
     reasons += codes.values()
     if mhz and usual_mhz and mhz < SLOWER_CLOCK * statistics.median(usual_mhz):
         reasons.append(f"its clock is {mhz:,.0f} MHz, usual {statistics.median(usual_mhz):,.0f}")

@@ -4,6 +4,7 @@ and what a link class costs.
 Link classes come from the records, GB/s between pairs from cells with benchmark=p2p.
 """
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -20,8 +21,8 @@ from analysis.study import names as labels
 from analysis.study.conditions import Condition
 from analysis.study.draws import MEASURED, Draws, estimate
 from analysis.study.intervals import Estimate
-from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of
-from analysis.study.runs import Key, Runs, grouped
+from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of, interface_rates
+from analysis.study.runs import Key, Runs, grouped, merged
 from analysis.study.study import Study
 from analysis.topology.model import (
     Gpu,
@@ -83,18 +84,16 @@ class MachineLinks:
         # That of a machine whose cells have no hosts stands under ''.
         self._topologies = {host: _topology(of_host) for host, of_host in facts.items()}
         self._measured = _measured(records)
-        self._rings: dict[frozenset[Member], Ring | None] = {}
-        self._carried: dict[tuple[frozenset[Member], str], float | None] = {}
+        # Many runs have the same subset.
+        self.ring = functools.cache(self._ring)
+        self.measured_gb_per_s = functools.cache(self._measured_gb_per_s)
 
-    def ring(self, gpus: Iterable[Member]) -> Ring | None:
+    def _ring(self, members: frozenset[Member]) -> Ring | None:
         """Return the best ring of a subset of one host; None where a link class is not known."""
-        members = frozenset(gpus)
-        if members not in self._rings:
-            topology, ids = self._on_one_host(members)
-            self._rings[members] = None
-            if topology is not None and 2 <= len(ids) <= MOST_GPUS and ids <= set(topology.gpus):
-                self._rings[members] = best_ring(topology, sorted(ids))
-        return self._rings[members]
+        topology, ids = self._on_one_host(members)
+        if topology is None or not 2 <= len(ids) <= MOST_GPUS or not ids <= set(topology.gpus):
+            return None
+        return best_ring(topology, sorted(ids))
 
     def _on_one_host(self, members: Iterable[Member]) -> tuple[Topology | None, set[int]]:
         """Return the topology of the members' host, and their ids there; (None, {}) of several."""
@@ -107,32 +106,25 @@ class MachineLinks:
             return None, set()
         return self._topologies.get(hosts.pop()), ids
 
-    def measured_gb_per_s(self, gpus: Iterable[Member], transport: str | None) -> float | None:
+    def _measured_gb_per_s(self, members: frozenset[Member], copies: str) -> float | None:
         """Return what the rings of a subset carry at the measured GB/s; None where one is missing.
 
-        Copies count with peer access or without, as the transport has it. Without it all wires
-        lead through the host.
+        Without peer access all wires lead through the host.
         """
-        members, copies = frozenset(gpus), WITHOUT_PEERS
-        if transport is None or "P2P" in transport:
-            copies = WITH_PEERS
-        if (members, copies) in self._carried:
-            return self._carried[members, copies]
         topology, ids = self._on_one_host(members)
-        pairs, carried = self._measured[copies], None
-        if 2 <= len(ids) <= MOST_GPUS and pairs.keys() >= {*permutations(members, 2)}:
-            chosen = sorted(members, key=lambda gpu: int(str(gpu).rpartition(":")[2]))
-            matrix = []
-            for a in chosen:
-                matrix.append([pairs.get((a, b), 0.0) for b in chosen])
-            subset, positions = None, list(range(len(chosen)))
-            if topology is not None and copies == WITH_PEERS and ids <= set(topology.gpus):
-                positions = sorted(ids)
-                devices = [topology.gpu(gpu) for gpu in positions]
-                subset = replace(topology, devices=tuple(devices))
-            carried = set_bandwidth(subset, positions, matrix).gb_per_s
-        self._carried[members, copies] = carried
-        return carried
+        pairs = self._measured[copies]
+        if not 2 <= len(ids) <= MOST_GPUS or not pairs.keys() >= {*permutations(members, 2)}:
+            return None
+        chosen = sorted(members, key=lambda gpu: int(str(gpu).rpartition(":")[2]))
+        matrix = []
+        for a in chosen:
+            matrix.append([pairs.get((a, b), 0.0) for b in chosen])
+        subset, positions = None, list(range(len(chosen)))
+        if topology is not None and copies == WITH_PEERS and ids <= set(topology.gpus):
+            positions = sorted(ids)
+            devices = [topology.gpu(gpu) for gpu in positions]
+            subset = replace(topology, devices=tuple(devices))
+        return set_bandwidth(subset, positions, matrix).gb_per_s
 
 
 def _topology(facts_of_records: Sequence[Mapping[str, Any]]) -> Topology | None:
@@ -172,13 +164,8 @@ def _measured(records: Iterable[Record]) -> dict[str, Matrix]:
 
 def machine_links(study: Study) -> dict[str, MachineLinks]:
     """Return the links of every machine of a study, by the machine's name."""
-    links = {}
-    for name, members in grouped(study.runs, lambda runs: runs.machine).items():
-        records: list[Record] = []
-        for runs in members:
-            records += runs.records
-        links[name] = MachineLinks(records)
-    return links
+    machines = grouped(study.runs, lambda runs: runs.machine).items()
+    return {name: MachineLinks(merged(members).records) for name, members in machines}
 
 
 def transport_of(runs: Runs) -> str | None:
@@ -191,7 +178,7 @@ def transport_of(runs: Runs) -> str | None:
 
 def link_class_of(machine: MachineLinks, runs: Runs) -> str | None:
     """Return the worst class between neighbours of the best ring, else that a record names."""
-    ring = machine.ring(runs.gpus)
+    ring = machine.ring(frozenset(runs.gpus))
     if ring:
         return list(ring.links)[-1]
     classes = str(runs.records[0].effective.get("link_class") or "")
@@ -210,14 +197,17 @@ def subset_links(
     subsets = []
     for runs in study.runs:
         busbw = runs.median("comm/busbw_gb_per_s")
-        if runs.cell.world_size == 1 or (busbw is None and runs.log_rate is None):
+        if runs.cell.world_size == 1 or (busbw is None and math.isnan(runs.median_log_rate)):
             continue
         machine, transport, wires = machines[runs.machine], transport_of(runs), host_wires(runs)
         if wires is None:
-            ring, nominal = machine.ring(runs.gpus), None
+            members, nominal, copies = frozenset(runs.gpus), None, WITHOUT_PEERS
+            ring = machine.ring(members)
             if ring and ring.bandwidth:
                 nominal = ring.bandwidth.shown_gb_per_s
-            measured = machine.measured_gb_per_s(runs.gpus, transport)
+            if transport is None or "P2P" in transport:
+                copies = WITH_PEERS
+            measured = machine.measured_gb_per_s(members, copies)
             if runs.records[0].checks.get("reference") == "host_link":  # no copies between GPUs
                 measured, nominal, transport = None, None, "host memory"
         else:
@@ -252,9 +242,6 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
         more, more_draws = _mean_rate(classes[best])
         for link_class in worse:
             less, less_draws = _mean_rate(classes[link_class])
-            draws = None
-            if more_draws is not None and less_draws is not None:
-                draws = more_draws - less_draws
             first = classes[link_class][0]
             where = f"{first.cell.world_size} GPUs, {best} against {link_class}"
             value = LinkValue(
@@ -262,7 +249,7 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
                 first.strategy,
                 f"{labels.label(study, first)} · {where}",
                 link_class,
-                estimate(more - less, draws),
+                estimate(more - less, more_draws - less_draws),
                 first.records[0].model.get("gradient_bytes"),
                 first.cell.batch_size,
             )
@@ -270,19 +257,12 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
     return tuple(values)
 
 
-def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
+def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws]:
     """Return the mean of images per second and GPU, and draws of it (DRAWS,)."""
-    rates, drawn = [], []
-    for runs in members:
-        rate = runs.log_rate
-        if rate is not None:
-            rates.append(math.exp(rate.value))
-        if rate is not None and rate.draws is not None:
-            drawn.append(rate.draws[MEASURED])
     size = members[0].cell.world_size
-    if len(drawn) < len(rates):
-        return fmean(rates) / size, None
-    return fmean(rates) / size, np.exp(drawn).mean(axis=0) / size
+    rates = [math.exp(runs.log_rate.value) for runs in members]
+    draws: Draws = np.exp([runs.log_rate.draws[MEASURED] for runs in members]).mean(axis=0)
+    return fmean(rates) / size, draws / size
 
 
 # The network between the hosts of a cell: its interfaces, what they carried and could carry.
@@ -340,9 +320,8 @@ def host_wires(runs: Runs) -> HostWires | None:
 def wires_of(record: Record) -> dict[str, HostWire]:
     """Return {host: what it reaches the others through}, in rank order, then hosts of servers."""
     used = record.effective.get("nccl", {}).get("nics", {})
-    return {
-        host: _wire(facts, used.get(host, ())) for host, facts in facts_of_hosts(record).items()
-    }
+    hosts = facts_of_hosts(record).items()
+    return {host: _wire(facts, used.get(host, ())) for host, facts in hosts}
 
 
 def _wire(facts: Mapping[str, Any], used: Sequence[str]) -> HostWire:
@@ -355,13 +334,8 @@ def _wire(facts: Mapping[str, Any], used: Sequence[str]) -> HostWire:
         rate = re.match(r"([0-9.]+) Gb/sec", str(port.get("rate")))  # as the kernel writes it
         if rate:
             rates[str(port.get("device"))] = float(rate[1])
-    for port in facts.get("interfaces", ()):
-        mbit = port.get("mbit_per_s") or 0
-        if mbit > 0:
-            rates[str(port.get("name"))] = mbit / 1000
-    of_ports = []
-    for port_name in "+".join(devices).split("+"):
-        if port_name not in rates:
-            return HostWire(devices, None)
-        of_ports.append(rates[port_name])
-    return HostWire(devices, sum(of_ports, 0.0))
+    rates |= interface_rates(facts)
+    ports = "+".join(devices).split("+")
+    if not rates.keys() >= set(ports):
+        return HostWire(devices, None)
+    return HostWire(devices, sum(rates[port] for port in ports))

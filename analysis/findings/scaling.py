@@ -1,5 +1,6 @@
 """Curves of efficiency against baselines (analysis.findings.baselines), and the laws that fit."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,12 @@ from analysis.findings.baselines import (
 )
 from analysis.study import names as labels
 from analysis.study import provenance
-from analysis.study.conditions import irrelevant_to_baselines, irrelevant_to_curves, is_among
+from analysis.study.conditions import (
+    IMAGES_PER_SECOND,
+    irrelevant_to_baselines,
+    irrelevant_to_curves,
+    is_among,
+)
 from analysis.study.draws import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.study.intervals import Estimate, of_median
 from analysis.study.names import format_option, gpu_list, several
@@ -149,12 +155,8 @@ def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve
 
 
 def _point(runs: Runs, baselines: Baselines) -> Point:
-    assert runs.log_rate is not None
-    size, members, hosts = (
-        runs.cell.world_size,
-        baselines.of_members(runs),
-        baselines.of_hosts(runs),
-    )
+    size, members = runs.cell.world_size, baselines.of_members(runs)
+    hosts = baselines.of_hosts(runs)
     without_baseline: tuple[Member, ...] = ()
     if size > 1:
         without_baseline = tuple(gpu for gpu in runs.gpus if gpu not in members)
@@ -162,10 +164,12 @@ def _point(runs: Runs, baselines: Baselines) -> Point:
     over_hosts = _speedup_over(hosts, runs, baselines.noise(runs))
     if over_hosts is not None:
         node_efficiency = scaled(over_hosts.estimate(), 1 / len(hosts))
+    rate = runs.next_run(IMAGES_PER_SECOND)
+    assert rate is not None
     point = Point(
         runs.gpus,
         runs.key,
-        exponential(runs.log_rate.next_run()),
+        rate,
         runs.log_rate.runs,
         runs.cell.batch_size,
         node_efficiency=node_efficiency,
@@ -199,13 +203,11 @@ class LogSpeedup:
     rate: Sample
     alone: Mapping[Member, Sample]  # of the members, or hosts, that were measured alone
     slowest: float  # the logarithm of the slowest of them
-    slowest_draws: Draws | None  # (2, DRAWS); None where the scatter is not known
+    slowest_draws: Draws  # (2, DRAWS)
 
     @property
-    def draws(self) -> Draws | None:
-        """Draws of it, (2, DRAWS); None where the scatter is not known."""
-        if self.rate.draws is None or self.slowest_draws is None:
-            return None
+    def draws(self) -> Draws:
+        """Draws of it, (2, DRAWS)."""
         return self.rate.draws - self.slowest_draws
 
     @property
@@ -220,7 +222,7 @@ class LogSpeedup:
 
 def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
-    if runs.cell.world_size == 1:
+    if runs.cell.world_size == 1 or math.isnan(runs.median_log_rate):
         return None
     return _speedup_over(baselines.of_members(runs), runs, baselines.noise(runs))
 
@@ -228,28 +230,19 @@ def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
 def _speedup_over(
     members: Mapping[Member, Runs], runs: Runs, noise: float | None
 ) -> LogSpeedup | None:
-    alone, rate_draws, factors_of_medians = {}, [], []
-    for member, of_member in members.items():
-        sample = of_member.log_rate
-        if sample is not None:
-            alone[member] = sample
-            factors_of_medians.append(of_median(sample.runs))
-            if sample.draws is not None:
-                rate_draws.append(sample.draws)
-    if runs.log_rate is None or not alone:
+    if not members:
         return None
-    slowest = log_slowest(members, noise)
-    if len(rate_draws) < len(alone):
-        return LogSpeedup(runs.log_rate, alone, slowest, None)
+    alone = {member: of_member.log_rate for member, of_member in members.items()}
+    rate_draws = [sample.draws for sample in alone.values()]
     draws: Draws = np.min(rate_draws, axis=0)
-    if noise is not None and len(rate_draws) > 1:  # each draw is shrunk as `log_slowest` does
-        factor = sum(factors_of_medians) / len(factors_of_medians)
+    if noise is not None and len(alone) > 1:  # each draw is shrunk as `log_slowest` does
+        factor = sum(of_median(sample.runs) for sample in alone.values()) / len(alone)
         noise_variances = noise**2 * np.array([[1.0], [factor]])
         mean, variances = np.mean(rate_draws, axis=0), np.var(rate_draws, axis=0, ddof=1)
         with np.errstate(divide="ignore"):
             remaining = 1 - NOISE_MULTIPLE * noise_variances / variances
         draws = mean + np.sqrt(np.clip(remaining, 0, 1)) * (draws - mean)
-    return LogSpeedup(runs.log_rate, alone, slowest, draws)
+    return LogSpeedup(runs.log_rate, alone, log_slowest(members, noise), draws)
 
 
 def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
@@ -260,16 +253,12 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
-    world_sizes, speedups = [], []
-    for point in points:
-        if point.speedup is not None:
-            world_sizes.append(point.world_size)
-            speedups.append(point.speedup.value)
-    size, speedup = np.array(world_sizes, dtype=float), np.array(speedups, dtype=float)
+    speedups = [(point.world_size, point.speedup.value) for point in points if point.speedup]
+    size, speedup = np.array(speedups, dtype=float).reshape(-1, 2).T
     terms_of_usl = np.stack([size - 1, size * (size - 1)], axis=1)
     laws = []
     for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
-        if len({*world_sizes, 1}) < FEWEST[law]:
+        if len({*size, 1}) < FEWEST[law]:
             continue
         terms = terms_of_usl[:, : len(names)]  # Amdahl's law has the first
         parameters, _ = nnls(terms, size / speedup - 1)

@@ -81,7 +81,9 @@ def diagnosis(lines: RankLines) -> Diagnosis:
     rate = len(lines) * statistics.fmean(counted or [math.nan]) / step_ms * 1e3
     cut = len(walls_ms) // 20
     facts = (len(lines), len(common), step_ms, (walls_ms[cut], walls_ms[-1 - cut]), rate)
-    layers, ranks = _layers(lines), count(len(lines), "rank")
+    of_layers = of_kind(itertools.chain(*lines.values()), "layers")
+    layers = tuple(map(tuple, next((line["buckets"] for line in of_layers), ())))
+    ranks = count(len(lines), "rank")
     gpus = {}
     for rank, own in lines.items():
         for line in of_kind(own, "script_device", has="uuid"):
@@ -120,12 +122,6 @@ def diagnosis(lines: RankLines) -> Diagnosis:
         delays += links
     delays.sort(key=lambda delay: -delay.ms)
     return Diagnosis(*facts, tuple(delays), least_ms, layers)
-
-
-def _layers(lines: RankLines) -> tuple[tuple[str, ...], ...]:
-    every = itertools.chain(*lines.values())
-    buckets = next((line["buckets"] for line in every if line["kind"] == "layers"), ())
-    return tuple(map(tuple, buckets))
 
 
 def _durations_of(step: Mapping[int, Line]) -> Durations:

@@ -6,6 +6,7 @@ timeline of steps shows.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.findings.baselines import WITHOUT, ControlRuns
-from analysis.findings.communication import COST
+from analysis.findings.communication import COST, Uncertain
 from analysis.study import names as labels
+from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.draws import (
     Draws,
     Sample,
@@ -99,8 +101,7 @@ class Waterfall:
     @property
     def is_explained(self) -> bool:
         """Whether most parts are known."""
-        known = [part for part in self.parts if part.lost is not None]
-        return 2 * len(known) > len(self.parts)
+        return 2 * sum(part.lost is not None for part in self.parts) > len(self.parts)
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,19 @@ class ExplainedSubset:
     rates: Mapping[Member, Sample]  # log(images per second) of members alone without a strategy
     steps: Mapping[Member, Step]  # theirs
     slowest: Step  # of the slowest of them, whichever that is in each draw
-    measured: Step
     without: Mapping[tuple[Member, ...], Runs]  # strategy=none, by subset
     alone: Mapping[Member, Runs]  # with the strategy
-    hosts: Mapping[Member, Runs]  # each of several hosts alone with all its GPUs
+    hosts: Mapping[Member, Runs]  # hosts alone with all their GPUs, as far as they were measured
 
     @property
     def images(self) -> int:
         """The images of a step of all ranks."""
         return self.runs.cell.world_size * self.runs.cell.batch_size
+
+    @property
+    def measured(self) -> Step:
+        """The step of the subset."""
+        return _step(self.runs.log_rate.value, self.runs.log_rate.draws, self.images)
 
     @property
     def slowest_runs(self) -> Runs:
@@ -131,12 +136,8 @@ class ExplainedSubset:
         controls = [*self.alone.values()]
         if self.runs.gpus in self.without:
             controls.append(self.without[self.runs.gpus])
-        samples = list(self.rates.values())
-        if self.runs.log_rate is not None:
-            samples.insert(0, self.runs.log_rate)
-        for control in controls:
-            if control.log_rate is not None:
-                samples.append(control.log_rate)
+        samples = [self.runs.log_rate, *self.rates.values()]
+        samples += [control.log_rate for control in controls]
         cost = self.runs.difference(COST)
         if cost is not None and cost.floor is not None:  # as a share of a step
             ms = self.measured.ms
@@ -146,24 +147,15 @@ class ExplainedSubset:
 
     def spread(self, degrees: float) -> WaterfallPart:
         """Return what ranks lose because they wait for the slowest GPU; the ideal is without it."""
-        missing, rates, log_draws = [], [], []
-        for gpu in self.runs.gpus:
-            if gpu not in self.rates:
-                missing.append(gpu)
-                continue
-            rate = self.rates[gpu]
-            rates.append(math.exp(rate.value))
-            if rate.draws is not None:
-                log_draws.append(rate.draws)
+        missing = [gpu for gpu in self.runs.gpus if gpu not in self.rates]
         if missing:
             why = f"{gpu_list(missing)} did not run alone with strategy=none"
             return WaterfallPart(
                 SPREAD, None, f"{why}: one of them may be the slowest", above_ideal=True
             )
-        draws = None
-        if len(log_draws) == len(rates):
-            drawn = np.exp(log_draws)
-            draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
+        rates = [math.exp(rate.value) for rate in self.rates.values()]
+        drawn = np.exp([rate.draws for rate in self.rates.values()])
+        draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
         lost = next_run(sum(rates) - len(rates) * min(rates), draws, degrees)
         return WaterfallPart(SPREAD, lost, above_ideal=True)
 
@@ -173,7 +165,7 @@ class ExplainedSubset:
         overheads, costs = [], []
         for gpu, alone in self.alone.items():
             rate, cost = alone.log_rate, alone.step(COST)
-            if rate is not None and gpu in self.steps:
+            if gpu in self.steps:
                 step = _step(rate.value, rate.draws, runs.cell.batch_size)
                 overheads.append(step - self.steps[gpu])
             if cost is not None:
@@ -199,7 +191,7 @@ class ExplainedSubset:
     def contention(self) -> LossPart:
         """Return what ranks take from each other without any exchange: host memory, the CPU."""
         together = self.without.get(self.runs.gpus)
-        if together is None or together.log_rate is None:
+        if together is None:
             return LossPart(CONTENTION, None, "strategy=none did not run on this subset")
         alone = None
         if self.runs.median(CLOCK):
@@ -223,17 +215,15 @@ class ExplainedSubset:
         # A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
         traced = runs.step(WAIT)
         for_slower = mean_step([self.slowest - step for step in self.steps.values()])
-        parts = [LossPart(COMMUNICATION, exposed, why)]
+        unknown = ""
         if traced is None or for_slower is None:
             unknown = "included in exposed communication: only a trace can separate them"
-            parts.append(LossPart(WAITING, None, unknown))
         elif len(self.rates) < runs.cell.world_size:
             unknown = "how long ranks wait for slower GPUs is not known"
-            parts.append(LossPart(WAITING, None, unknown))
         elif traced.ms <= for_slower.ms or exposed.ms <= 0:
             unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
-            parts.append(LossPart(WAITING, None, unknown))
-        else:
+        parts = [LossPart(COMMUNICATION, exposed, why), LossPart(WAITING, None, unknown)]
+        if traced is not None and for_slower is not None and not unknown:
             waiting = traced - for_slower
             parts = [LossPart(COMMUNICATION, exposed - waiting, why), LossPart(WAITING, waiting)]
             if waiting.ms > exposed.ms:  # part of it was hidden behind compute
@@ -267,42 +257,36 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], dict[str, str]]:
 
 
 def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
-    without, images = controls.without(runs), runs.cell.batch_size
+    without, images = controls.without.like(runs), runs.cell.batch_size
     rates, steps = {}, {}
-    if runs.log_rate is None or not images:
-        return None
     for gpu in runs.gpus:
-        member = without.get((gpu,))
-        if member is not None and member.log_rate is not None:
-            rates[gpu] = member.log_rate
-            steps[gpu] = _step(member.log_rate.value, member.log_rate.draws, images)
-    if not rates:
+        if (gpu,) in without:
+            rates[gpu] = without[(gpu,)].log_rate
+            steps[gpu] = _step(rates[gpu].value, rates[gpu].draws, images)
+    if not rates or not images:
         return None
-    measured = _step(runs.log_rate.value, runs.log_rate.draws, runs.cell.world_size * images)
     return ExplainedSubset(
         runs=runs,
         rates=rates,
         steps=steps,
         slowest=_step(*slowest(rates.values()), images),
-        measured=measured,
         without=without,
-        alone=controls.alone(runs),
-        hosts=controls.hosts(runs),
+        alone=controls.alone.of(runs, runs.gpus),
+        hosts=controls.hosts.of(runs, runs.cell.hosts),
     )
 
 
 def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
     runs, step_so_far = subset.runs, subset.slowest
-    assert runs.log_rate is not None
+    measured = runs.next_run(IMAGES_PER_SECOND)
+    assert measured is not None
     degrees = subset.freedom()
     parts = [subset.spread(degrees)]
     for name, step, why in subset.parts_below():
         if step is None:
             parts.append(WaterfallPart(name, None, why))
             continue
-        before = step_so_far
-        if before.draws is None and step.draws is not None:
-            before = Step(step_so_far.ms, np.full_like(step.draws, step_so_far.ms))
+        before = step_so_far.or_exact()
         lost = _images_between(subset.images, before, before + step, degrees)
         ms = next_run(step.ms, step.draws, degrees)
         if name == CLOCKS:
@@ -319,7 +303,7 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         gpus=runs.gpus,
         key=runs.key,
         ideal=scaled(ideal, runs.cell.world_size),
-        measured=exponential(runs.log_rate.next_run()),
+        measured=measured,
         parts=tuple(parts),
         residual=residual.value,
         residual_low=residual.low,
@@ -330,20 +314,16 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
 
 def _images_between(images: int, before: Step, after: Step, degrees: float) -> Estimate:
     per_ms = images * 1e3  # of a step, times the ms of a second
-    draws = None
-    if before.draws is not None and after.draws is not None:
-        # A step takes some time, however little is known of it.
-        longer = np.maximum(after.draws, after.ms / WIDEST)
-        shorter = np.maximum(before.draws, before.ms / WIDEST)
-        draws = per_ms / shorter - per_ms / longer
-    return next_run(per_ms / before.ms - per_ms / after.ms, draws, degrees)
+    # A step takes some time, however little is known of it.
+    longer = np.maximum(after.draws, after.ms / WIDEST)
+    shorter = np.maximum(before.draws, before.ms / WIDEST)
+    lost = per_ms / before.ms - per_ms / after.ms
+    return next_run(lost, per_ms / shorter - per_ms / longer, degrees)
 
 
-def _step(log_rate: float, draws: Draws | None, images: int) -> Step:
-    """Return the step in which so many images are trained at a rate; draws of it where known."""
+def _step(log_rate: float, draws: Draws, images: int) -> Step:
+    """Return the step in which so many images are trained at a rate."""
     ms = images * 1e3  # at one image per second
-    if draws is None:
-        return Step(ms / math.exp(log_rate), None)
     return Step(ms / math.exp(log_rate), ms / np.exp(draws))
 
 
@@ -360,13 +340,9 @@ def split_by_hosts(
         return parts
     if len(runs.cell.gpus) == 1:
         return [LossPart(BETWEEN, exposed, why), *rest]
-    costs = []
-    for of_host in hosts.values():
-        cost = of_host.step(COST)
-        if cost is not None:
-            costs.append(cost)
+    costs = list(filter(None, [of_host.step(COST) for of_host in hosts.values()]))
     inside = mean_step(costs)
-    if inside is None or len(costs) < len(hosts):
+    if inside is None or len(costs) < len(runs.cell.hosts):
         return [LossPart(COMMUNICATION, exposed, _joined(why, UNSPLIT)), *rest]
     if alone:
         inside = inside - alone
@@ -381,60 +357,36 @@ def split_by_timeline(
     if exposed is None:
         return parts
     together = _timeline_steps(runs)
-    tails_alone, slowed_alone = [], []
-    for member in alone.values():
-        of_member = _timeline_steps(member)
-        if of_member:
-            tails_alone.append(of_member[TAIL])
-            slowed_alone.append(of_member[SLOWED])
-    mean_tail, mean_slowed = mean_step(tails_alone), mean_step(slowed_alone)
+    steps_alone = list(filter(None, map(_timeline_steps, alone.values())))
+    mean_tail = mean_step([steps[TAIL] for steps in steps_alone])
+    mean_slowed = mean_step([steps[SLOWED] for steps in steps_alone])
     if not together or mean_tail is None or mean_slowed is None:
         reason = UNSEEN_ALONE
         if not together:
-            reason = _why_unseen(runs.records[0])
+            rows = _timeline_rows(runs.records[0]).values()
+            reasons = itertools.chain(*[row.get("unknown", {}).values() for row in rows])
+            reason = str(next(reasons, UNSEEN))
         return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
     tail, slowed = together[TAIL] - mean_tail, together[SLOWED] - mean_slowed
     unexplained = LossPart(REST, exposed - tail - slowed)
     return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
 
 
-def _why_unseen(record: Record) -> str:
-    for row in _timeline_rows(record).values():
-        for reason in row.get("unknown", {}).values():
-            return str(reason)
-    return UNSEEN
-
-
 def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
-
-
-class Time(NamedTuple):
-    """A time in ms with its standard error."""
-
-    ms: float
-    error: float
-
-    def minus(self, earlier: "Time") -> "Time":
-        """Return the time since another one."""
-        return Time(self.ms - earlier.ms, math.hypot(self.error, earlier.error))
 
 
 def _timeline_steps(runs: Runs) -> dict[str, Step]:
     """Return how much longer TAIL and SLOWED take with the exchange, medians over the runs; empty
     without steps with the exchange and without it.
     """
-    observed: dict[str, list[Time]] = {TAIL: [], SLOWED: []}
-    for record in runs.records:
-        times = _timeline_times(record)
-        if times is not None:
-            for name, time in zip(observed, times, strict=True):
-                observed[name].append(time)
-    steps = {}
-    for index, (name, times_of_runs) in enumerate(observed.items()):
-        if not times_of_runs:
-            return {}
-        values, errors = zip(*times_of_runs, strict=True)
+    observed = list(filter(None, map(_timeline_times, runs.records)))
+    steps: dict[str, Step] = {}
+    if not observed:
+        return steps
+    tails, slowed = zip(*observed, strict=True)
+    for index, (name, times) in enumerate({TAIL: tails, SLOWED: slowed}.items()):
+        values, errors = zip(*times, strict=True)
         deviation = statistics.median(errors)
         if len(values) > 1:  # the larger of the scatter inside runs and of that between them
             deviation = max(deviation, statistics.stdev(values))
@@ -443,7 +395,7 @@ def _timeline_steps(runs: Runs) -> dict[str, Step]:
     return steps
 
 
-def _timeline_times(record: Record) -> tuple[Time, Time] | None:
+def _timeline_times(record: Record) -> tuple[Uncertain, Uncertain] | None:
     """Return how much longer tail and backward take, on the rank with the shortest tail."""
     rows = _timeline_rows(record)
     of_ranks = []
@@ -452,12 +404,12 @@ def _timeline_times(record: Record) -> tuple[Time, Time] | None:
         with_exchange = _gradient_and_exchange(rows.get((rank, True)))
         if without is None or with_exchange is None:
             return None
-        gradient_later, exchange_later = map(Time.minus, with_exchange, without)
+        gradient_later, exchange_later = map(Uncertain.minus, with_exchange, without)
         of_ranks.append((exchange_later.minus(gradient_later), gradient_later))
     return min(of_ranks)
 
 
-def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] | None:
+def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Uncertain, Uncertain] | None:
     """Return when the last gradient is there, and when the exchange has ended."""
     if row is None:
         return None
@@ -473,7 +425,7 @@ def _gradient_and_exchange(row: Mapping[str, Any] | None) -> tuple[Time, Time] |
         at_ms, spread_ms = finite(moment), finite(spread)
         if at_ms is None or spread_ms is None:
             return None
-        times.append(Time(at_ms, spread_ms * error_per_spread))
+        times.append(Uncertain(at_ms, spread_ms * error_per_spread))
     *gradients, exchange, _ = times
     return max(gradients), exchange
 
@@ -490,10 +442,7 @@ def _timeline_rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
 # What lower SM clocks take from GPUs that train together: at most, as if steps followed clocks.
 def step_at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
     """Return what a step of one GPU takes at the mean clock of a cell; None without both clocks."""
-    before, after = _clock_of_cell(alone), _clock_of_cell(together)
-    if before is None or after is None:
-        return None
-    return _slowed(step, before, after)
+    return _slowed(step, _clock_of_cell(alone), _clock_of_cell(together))
 
 
 def clock_loss(
@@ -506,29 +455,20 @@ def clock_loss(
     """
     slowed = []
     for gpu, step in steps.items():
-        before, after = _clock_of_gpu(alone[gpu], gpu), _clock_of_gpu(runs, gpu)
-        if before is not None and after is not None:
-            slowed.append(_slowed(step, before, after))
+        at_clock = _slowed(step, _clock_of_gpu(alone[gpu], gpu), _clock_of_gpu(runs, gpu))
+        if at_clock is not None:
+            slowed.append(at_clock)
     slowest = max(steps, key=lambda gpu: steps[gpu].ms)
-    longest: Step | None
+    longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
     if len(slowed) == len(steps):
         longest = max(slowed, key=lambda step: step.ms)
-    else:
-        longest = step_at_clock_of(runs, steps[slowest], alone[slowest])
     if longest is None:
         return None
-    at_full_clock = steps[slowest]
-    if at_full_clock.draws is None and longest.draws is not None:
-        at_full_clock = Step(at_full_clock.ms, np.full_like(longest.draws, at_full_clock.ms))
-    return longest - at_full_clock
+    return longest - steps[slowest].or_exact()
 
 
 def _clock_of_cell(runs: Runs) -> Sample | None:
-    logarithms = runs.logarithms(CLOCK)
-    if not logarithms:
-        return None
-    name = f"{CLOCK} {runs.records[0].record_id}"
-    return Sample(statistics.median(logarithms), runs.floor(CLOCK), len(logarithms), name)
+    return runs.sample(CLOCK, runs.logarithms(CLOCK), f"{CLOCK} {runs.records[0].record_id}")
 
 
 def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
@@ -540,18 +480,14 @@ def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
             mhz = finite(clocks[rank])
             if mhz is not None and mhz > 0:
                 logarithms.append(math.log(mhz))
-    if not logarithms:
+    return runs.sample(CLOCK, logarithms, f"{CLOCK} {runs.records[0].record_id} {gpu}")
+
+
+def _slowed(step: Step, before: Sample | None, after: Sample | None) -> Step | None:
+    if before is None or after is None:
         return None
-    name = f"{CLOCK} {runs.records[0].record_id} {gpu}"
-    return Sample(statistics.median(logarithms), runs.floor(CLOCK), len(logarithms), name)
-
-
-def _slowed(step: Step, before: Sample, after: Sample) -> Step:
-    ms = step.ms * math.exp(before.value - after.value)
-    if before.draws is None or after.draws is None:
-        return Step(ms, None)
-    at_full_clock = step.ms if step.draws is None else step.draws
-    return Step(ms, at_full_clock * np.exp(before.draws - after.draws))
+    draws = step.or_exact().draws * np.exp(before.draws - after.draws)
+    return Step(step.ms * math.exp(before.value - after.value), draws)
 
 
 def with_0_inside(bound: Estimate) -> Estimate:

@@ -5,17 +5,17 @@ only within one does the same share of the exchange hide behind compute.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.communication import COST, EXCHANGE, EXPOSED, Communication
 from analysis.study import names as labels
 from analysis.study.conditions import OF_LINKS, irrelevant_to_curves, is_among
 from analysis.study.intervals import LEVEL, Estimate, quantile
-from analysis.study.runs import Key, Runs
+from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
 from conf.cell import Member
 
@@ -73,20 +73,14 @@ class Fit:
     deviation: float  # of the residuals, with count − 2 degrees of freedom
     r_squared: float
 
-    def expected(self, x: float, level: float = LEVEL) -> Estimate:
-        """Return the line's value with the interval that holds a further point at x."""
-        return self._estimate(self.fixed + self.slope * x, math.sqrt(1 + self._leverage(x)), level)
-
-    def fixed_estimate(self) -> Estimate:
-        """Return the line's value at 0 with its interval."""
-        return self._estimate(self.fixed, math.sqrt(self._leverage(0)), LEVEL)
+    def expected(self, x: float, level: float = LEVEL, further: float = 1) -> Estimate:
+        """Return the line's value at x with the interval of a further point, or its own with 0."""
+        leverage = 1 / self.count + (x - self.middle) ** 2 / self.spread
+        return self._estimate(self.fixed + self.slope * x, math.sqrt(further + leverage), level)
 
     def slope_estimate(self) -> Estimate:
         """Return the slope with its interval."""
         return self._estimate(self.slope, 1 / math.sqrt(self.spread), LEVEL)
-
-    def _leverage(self, x: float) -> float:
-        return 1 / self.count + (x - self.middle) ** 2 / self.spread
 
     def _estimate(self, value: float, errors: float, level: float) -> Estimate:
         half = quantile(self.count - 2, level) * self.deviation * errors
@@ -97,91 +91,82 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
     """Return the line through (x, y); None for fewer than three points or equal x."""
     if len(points) < 3:
         return None
-    xs, ys = zip(*points, strict=True)
-    middle, mean = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    of_x, of_y, of_both = [], [], []
-    for x, y in points:
-        of_x.append((x - middle) ** 2)
-        of_y.append((y - mean) ** 2)
-        of_both.append((x - middle) * (y - mean))
-    spread, total = math.fsum(of_x), math.fsum(of_y)
-    if spread <= (ROUNDING * middle) ** 2:
+    x, y = np.array(points).T
+    x_apart, y_apart = x - x.mean(), y - y.mean()
+    spread, total = float(x_apart @ x_apart), float(y_apart @ y_apart)
+    if spread <= (ROUNDING * x.mean()) ** 2:
         return None
-    slope = math.fsum(of_both) / spread
-    fixed = mean - slope * middle
-    residuals = math.fsum((y - fixed - slope * x) ** 2 for x, y in points)
-    least = ROUNDING * max(map(abs, ys))
+    slope = float(x_apart @ y_apart) / spread
+    fixed = float(y.mean() - slope * x.mean())
+    residuals = float(((y - fixed - slope * x) ** 2).sum())
+    least = ROUNDING * float(abs(y).max())
     deviation = max(math.sqrt(residuals / (len(points) - 2)), least)
     r_squared = 1 - residuals / total if total > least**2 else 0.0
-    return Fit(fixed, slope, len(points), middle, spread, deviation, r_squared)
-
-
-@dataclass(frozen=True)
-class _Cell:
-    runs: Runs
-    wire_ms: float | None  # of its exchange alone
-    cost_ms: float | None  # of the strategy in a step
-    exposed_ms: float | None
+    return Fit(fixed, slope, len(points), float(x.mean()), spread, deviation, r_squared)
 
 
 def wire_lines(
     study: Study, communication: Sequence[Communication]
 ) -> tuple[tuple[WireLine, ...], dict[str, str]]:
     """Return the lines of a study; without any, {what is missing: the option that adds it}."""
-    exposed_of = {each.record_ids[0]: each.exposed_ms for each in communication}
-    mechanisms: dict[Any, list[_Cell]] = defaultdict(list)
+    exposed_ms = {cell.record_ids: cell.exposed_ms for cell in communication}
+    exchanging = []
     for runs in study.timed:
         if runs.cell.world_size > 1 and runs.strategy != WITHOUT:
-            wire_ms = runs.median(EXCHANGE) if runs.median(BUSBW) else None
-            exposed_ms = exposed_of.get(runs.records[0].record_id)
-            condition = study.condition(runs, (*SETTINGS, *irrelevant_to_curves(runs.strong)))
-            mechanisms[condition].append(_Cell(runs, wire_ms, runs.median(COST), exposed_ms))
+            exchanging.append(runs)
+    mechanisms = grouped(
+        exchanging,
+        lambda runs: study.condition(runs, (*SETTINGS, *irrelevant_to_curves(runs.strong))),
+    )
     chosen = []
     for mechanism in mechanisms.values():
-        cells, times = [], []
-        for cell in mechanism:
-            if cell.wire_ms and cell.cost_ms is not None:
-                cells.append(cell)
-                times.append(cell.wire_ms)
+        cells = [runs for runs in mechanism if _wire_ms(runs) and runs.median(COST) is not None]
+        times = list(map(_wire_ms, cells))
         if len(cells) >= FEWEST and max(times) >= SPREAD * min(times):
             chosen.append(cells)
     if mechanisms and not chosen:
         return (), _missing(list(mechanisms.values()))
     # All cells of all lines are one family.
     level = 1 - (1 - LEVEL) / max(1, sum(map(len, chosen)))
-    return tuple(_line(study, cells, level) for cells in chosen), {}
+    return tuple(_line(study, cells, exposed_ms, level) for cells in chosen), {}
 
 
-def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
-    costs, exposed = [], []
-    for cell in cells:
-        costs.append((cell.wire_ms or 0.0, cell.cost_ms or 0.0))
-        if cell.exposed_ms is not None:
-            exposed.append((cell.wire_ms or 0.0, cell.exposed_ms))
-    pairs, quantity = costs, COST
-    if len(exposed) == len(cells):
-        pairs, quantity = exposed, EXPOSED
+def _wire_ms(runs: Runs) -> float:
+    """Return the time of the exchange alone; 0: not measured."""
+    return (runs.median(EXCHANGE) or 0.0) if runs.median(BUSBW) else 0.0
+
+
+def _line(
+    study: Study,
+    cells: Sequence[Runs],
+    exposed_ms: Mapping[tuple[str, ...], float | None],
+    level: float,
+) -> WireLine:
+    quantity, of_cells = EXPOSED, [exposed_ms.get(runs.record_ids) for runs in cells]
+    if None in of_cells:
+        quantity, of_cells = COST, [runs.median(COST) for runs in cells]
+    pairs = [(_wire_ms(runs), ms or 0.0) for runs, ms in zip(cells, of_cells, strict=True)]
     line = fit(pairs)
     assert line is not None  # their times differ
-    fixed_ms = line.fixed_estimate()
+    fixed_ms = line.expected(0, further=0)
     if quantity == EXPOSED:
         fixed_ms = Estimate(line.fixed)  # that of all cells shares an error of one GPU
     varied = [name for name in study.varied if is_among(name, SETTINGS)]
     points = []
-    for index, cell in enumerate(cells):
+    for index, runs in enumerate(cells):
         # Each is judged by the line through all others.
         through = fit([*pairs[:index], *pairs[index + 1 :]]) or line
         wire_ms, lost_ms = pairs[index]
         expected = through.expected(wire_ms, level)
-        words = [labels.gpu_ids(cell.runs.gpus)]
+        words = [labels.gpu_ids(runs.gpus)]
         for name in varied:
-            if name in cell.runs.request:
-                words.append(labels.format_option(name, cell.runs.request[name]))
+            if name in runs.request:
+                words.append(labels.format_option(name, runs.request[name]))
         point = WirePoint(
-            gpus=cell.runs.gpus,
-            key=cell.runs.key,
+            gpus=runs.gpus,
+            key=runs.key,
             label=labels.BETWEEN.join(words),
-            gb_per_s=cell.runs.median(BUSBW) or 0.0,
+            gb_per_s=runs.median(BUSBW) or 0.0,
             wire_ms=wire_ms,
             lost_ms=lost_ms,
             expected_ms=expected,
@@ -192,7 +177,7 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
     for time, _ in sorted(pairs):
         if not speeds or time > SIMILAR * fastest:
             speeds, fastest = speeds + 1, time
-    first = cells[0].runs
+    first = cells[0]
     return WireLine(
         label=labels.label(study, first, ["benchmark.name", *varied]),
         strategy=first.strategy,
@@ -207,31 +192,29 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
     )
 
 
-def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> dict[str, str]:
+def _missing(mechanisms: Sequence[Sequence[Runs]]) -> dict[str, str]:
     """Return {what the mechanism with most measured cells lacks: the option that adds it}."""
-    measured: list[_Cell] = []
-    runs = mechanisms[0][0].runs
+    measured: list[Runs] = []
+    runs = mechanisms[0][0]
     for cells in mechanisms:
-        with_exchange = [cell for cell in cells if cell.wire_ms is not None]
+        with_exchange = list(filter(_wire_ms, cells))
         if len(with_exchange) > len(measured):
-            measured, runs = with_exchange, cells[0].runs
+            measured, runs = with_exchange, cells[0]
     if runs.cell.device != "cuda":
         return {}
-    option, needed = (
-        "nccl.max_nchannels=1,2,4,8",
-        f"needs {FEWEST} configurations with different GB/s",
-    )
+    option = "nccl.max_nchannels=1,2,4,8"
+    needed = f"needs {FEWEST} configurations with different GB/s"
     links = runs.records[0].environment.get("links", {})
     if len({*links.values()}) > 1:
         option = "gpus=classes"
     if not measured:
         why, option = "no run measured its exchange", ""
-    elif all(cell.cost_ms is None for cell in measured):
+    elif all(cell.median(COST) is None for cell in measured):
         why, option = f"no run measured the overhead of {runs.strategy}", ""
     elif len(measured) < FEWEST:
         why = f"{needed}; {runs.strategy} has {len(measured)}"
     else:
-        speeds = [cell.runs.median(BUSBW) or 0.0 for cell in measured]
+        speeds = [cell.median(BUSBW) or 0.0 for cell in measured]
         ends = f"{min(speeds):.0f} to {max(speeds):.0f} GB/s"
         why = f"{needed}; all exchanges of {runs.strategy} are equally fast ({ends})"
     return {f"Does link speed explain the loss? {why[0].upper()}{why[1:]}": option}

@@ -19,7 +19,7 @@ import msgspec
 
 from analysis.study.conditions import primary_rate
 from analysis.study.names import BETWEEN, UNTOUCHED, unit, varying
-from analysis.study.noise_floor import SIGMA_AT_95, Scatter, Scatters, group_of_cell
+from analysis.study.noise_floor import SIGMA_AT_95, Scatter, Scatters, group_of_cell, is_suspect
 from analysis.study.race import (
     ABOVE,
     BELOW,
@@ -170,7 +170,7 @@ class RaceState(NamedTuple):
     @property
     def runs(self) -> list[Record]:
         """The runs of all stages, each once."""
-        by_id = {}
+        by_id: dict[str, Record] = {}
         for stage in self.stages:
             for record in itertools.chain(*stage.records):
                 by_id[record.record_id] = record
@@ -220,14 +220,11 @@ def _run_again(
         used[index].append(run)
         _add_run(asked, race.candidates[index], run, size_bytes)
         turn = turn[1:] or race.look().turn
-        if size_bytes is not None and _is_too_noisy(asked, race):
-            turn = ()
+        if size_bytes is not None and race.confirmed:
+            fewest = min(len(race.candidates[index].rates) for index in race.confirmed)
+            if fewest >= FEWEST_TRIED and _runs_to_decide(asked, race) is None:
+                turn = ()
     return RaceState(race, turn, tuple(map(tuple, used)), asked.keys, size_bytes)
-
-
-def _is_too_noisy(asked: Asked, race: Race) -> bool:
-    fewest = min((len(race.candidates[index].rates) for index in race.confirmed), default=0)
-    return fewest >= FEWEST_TRIED and _runs_to_decide(asked, race) is None
 
 
 def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | None) -> None:
@@ -247,7 +244,7 @@ def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | Non
     candidate.failure = candidate.failure or failure
     if candidate.failure:
         return
-    candidate.suspect |= record.validity.verdict == "suspect"
+    candidate.suspect |= is_suspect(record)
     sign = -1 if rate.is_time else 1
     gpus = candidate.size if asked.question.rate == PER_GPU else 1
     candidate.rates.append(sign * math.log(value) - math.log(gpus))
@@ -279,7 +276,7 @@ def answer(asked: Asked, state: RaceState) -> list[str]:
             failure = stage.race.candidates[index].failure
             if failure:
                 failed[name] = f"{name} ({failure})"
-            if any(record.validity.verdict == "suspect" for record in stage.records[index]):
+            if any(map(is_suspect, stage.records[index])):
                 suspect[name] = None
     options = recommended(asked, state)
     if options:
@@ -386,10 +383,9 @@ def _runs_to_decide(asked: Asked, race: Race) -> int | None:
 
 
 def _others(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:
-    others = []
-    for index, standing in enumerate(look.standings):
-        if standing.state == state and index != look.reference:
-            others.append((asked.names[index], standing))
+    others = list(zip(asked.names, look.standings, strict=True))
+    del others[look.reference]
+    others = [named for named in others if named[1].state == state]
     return sorted(others, key=lambda named: -named[1].difference)
 
 

@@ -42,9 +42,7 @@ class Rate:
 
     def change(self, first: float, second: float) -> float:
         """Return by which share of the first the rate changes between two values of the metric."""
-        if self.is_time:
-            return first / second - 1
-        return second / first - 1
+        return (first / second if self.is_time else second / first) - 1
 
 
 @functools.cache
@@ -86,9 +84,7 @@ def primary_rate(cell: Cell) -> Rate:
     rate = rate or _of_yaml(cell.benchmark["name"])
     if rate is not None and rate != _training_rates()[IMAGES]:
         return rate
-    if cell.model.inputs == IMAGES:
-        return _training_rates()[IMAGES]
-    return _training_rates()[SAMPLES]
+    return _training_rates()[IMAGES if cell.model.inputs == IMAGES else SAMPLES]
 
 
 # Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is
@@ -124,9 +120,7 @@ def irrelevant_to_curves(strong: bool) -> tuple[str, ...]:
     """Return what differs between points of a curve because their GPUs do; strong scaling: the
     images per rank too.
     """
-    if strong:
-        return (*OF_SERVERS, "batch_size")
-    return OF_SERVERS
+    return (*OF_SERVERS, "batch_size") if strong else OF_SERVERS
 
 
 def irrelevant_to_baselines(strong: bool) -> tuple[str, ...]:

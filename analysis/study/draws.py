@@ -13,18 +13,19 @@ import functools
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from analysis.study.intervals import LEVEL, WIDEST, Estimate, half_width, of_median, quantile
+from analysis.study.intervals import LEVEL, WIDEST, Estimate, of_median, quantile
 from analysis.study.noise_floor import Floor
 
 DRAWS = 1000
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # in the unit of the sample: of a rate its logarithm
 NEXT, MEASURED = 0, 1  # rows of a sample's draws: one more run, and the median of the runs at hand
+UNKNOWN: Draws = np.full((2, DRAWS), np.nan)  # where the scatter is not known; sums stay so
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,11 @@ class Sample:
     name: str = ""  # seeds the draws, so that equal records give equal intervals
 
     @functools.cached_property
-    def draws(self) -> Draws | None:
-        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED; None without a floor."""
+    def draws(self) -> Draws:
+        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED, or UNKNOWN."""
         if self.floor is None:
-            return None
+            return UNKNOWN
         return draws_of_median(self.value, self.floor.deviation, self.runs, self.name, WIDEST)
-
-    def next_run(self) -> Estimate:
-        """Return the value with the interval of the next run; without one where none is known."""
-        if self.floor is None:
-            return Estimate(self.value)
-        half = half_width(self.floor, self.runs)
-        return Estimate(self.value, self.value - half, self.value + half)
 
 
 @dataclass(frozen=True)
@@ -56,40 +50,31 @@ class Step:
     """A step time, or a part of one, in ms."""
 
     ms: float
-    draws: Draws | None  # ms; None where the scatter is not known
+    draws: Draws  # ms
 
     def __add__(self, other: "Step") -> "Step":
-        if self.draws is None or other.draws is None:
-            return Step(self.ms + other.ms, None)
         return Step(self.ms + other.ms, self.draws + other.draws)
 
     def __sub__(self, other: "Step") -> "Step":
-        if self.draws is None or other.draws is None:
-            return Step(self.ms - other.ms, None)
         return Step(self.ms - other.ms, self.draws - other.draws)
+
+    def or_exact(self) -> "Step":
+        """Return the step as if it were known exactly, where its scatter is not known."""
+        return Step(self.ms, np.where(np.isnan(self.draws), self.ms, self.draws))
 
 
 def mean_step(steps: Sequence[Step]) -> Step | None:
     """Return the mean of steps; None where there is none."""
     if not steps:
         return None
-    draws = [step.draws for step in steps if step.draws is not None]
-    mean = None
-    if len(draws) == len(steps):
-        mean = np.mean(draws, axis=0)
-    return Step(sum(step.ms for step in steps) / len(steps), mean)
+    mean_ms = sum(step.ms for step in steps) / len(steps)
+    return Step(mean_ms, np.mean([step.draws for step in steps], axis=0))
 
 
-def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
-    """Return the logarithm of the slowest of several rates, and draws of it as far as known."""
-    values, draws = [], []
-    for sample in members:
-        values.append(sample.value)
-        if sample.draws is not None:
-            draws.append(sample.draws)
-    if len(draws) < len(values):
-        return min(values), None
-    return min(values), np.min(draws, axis=0)
+def slowest(members: Collection[Sample]) -> tuple[float, Draws]:
+    """Return the logarithm of the slowest of several rates, and draws of it."""
+    draws: Draws = np.min([sample.draws for sample in members], axis=0)
+    return min(sample.value for sample in members), draws
 
 
 def draws_of_median(
@@ -115,16 +100,16 @@ def freedom(samples: Iterable[Sample]) -> float:
     return sum(variances.values()) ** 2 / uncertainty
 
 
-def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
+def next_run(value: float, draws: Draws, freedom: float) -> Estimate:
     """Return a value with the interval of the next run that its draws, (2, DRAWS), give."""
-    if draws is None:
+    if np.isnan(draws).any():
         return Estimate(value)
     wider = quantile(freedom) / quantile(math.inf)
     low, high = _ends(draws[NEXT] - draws[MEASURED])
     return Estimate(value, value + wider * low, value + wider * high)
 
 
-def estimate(value: float, draws: Draws | None) -> Estimate:
+def estimate(value: float, draws: Draws) -> Estimate:
     """Return an effect with its confidence interval, from draws of it (DRAWS,), reversed: 2 · value
     − quantile.
 
@@ -132,7 +117,7 @@ def estimate(value: float, draws: Draws | None) -> Estimate:
     together. The minimum of noisy values is biased low. Reversing the interval removes that bias, a
     plain interval doubles it.
     """
-    if draws is None:
+    if np.isnan(draws).any():
         return Estimate(value)
     low, high = _ends(draws)
     return Estimate(value, 2 * value - high, 2 * value - low)
@@ -154,8 +139,8 @@ def scaled(value: Estimate, factor: float) -> Estimate:
 
 def exponential(value: Estimate) -> Estimate:
     """Return the estimate of a number from that of its logarithm."""
+    most = value.value + WIDEST
     if value.low is None or value.high is None:
         return Estimate(math.exp(value.value))
-    most = value.value + WIDEST
     low, high = math.exp(min(value.low, most)), math.exp(min(value.high, most))
     return Estimate(math.exp(value.value), low, high)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.study import provenance
 from analysis.study.conditions import differing_names
-from analysis.text import join_words, single_line
+from analysis.text import count, join_words, single_line
 from benchmarks.record import Record
 from conf.cell import Cell, Member, compress_hosts
 from conf.options import to_text
@@ -65,14 +65,11 @@ def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
 
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
     """Return the parts of a label: what was asked otherwise than of others, then where runs ran."""
-    words = []
-    for name in study.naming_options_of(runs, without):
-        words.append(format_option(name, runs.request[name]))
+    options = study.naming_options_of(runs, without)
+    words = [format_option(name, runs.request[name]) for name in options]
     for name in study.naming_provenance:
-        value = provenance.worded(runs.provenance.get(name))
-        if name != provenance.STUDY:
-            value = f"{name} {value}"
-        words.append(value)
+        prefix = "" if name == provenance.STUDY else f"{name} "
+        words.append(prefix + provenance.worded(runs.provenance.get(name)))
     return words
 
 
@@ -90,10 +87,8 @@ def format_option(name: str, value: str) -> str:
         return f"{WORDS[name]} {value.strip('[]')}"
     if name in BARE_VALUES:
         return value
-    if name == "hosts" and not value:
-        return "this machine"
     if name == "hosts":
-        return f"hosts {value}"
+        return f"hosts {value}" if value else "this machine"
     if name == "server_hosts":
         if value.startswith("["):
             value = compress_hosts(json.loads(value))
@@ -118,19 +113,22 @@ def gpu_ids(gpus: Sequence[Member], word: str = "") -> str:
 
     `word` stands before the ids.
     """
-    hosts: dict[str, list[str]] = {}
-    for gpu in gpus:
-        host, _, device = str(gpu).rpartition(":")
-        hosts.setdefault(host, []).append(device)
+    hosts = _by_host(gpus)
     ids = list(map(",".join, hosts.values()))
     if len(set(ids)) > 1:  # the hosts have other GPUs
         return word + ",".join(map(str, gpus))
     if not ids or "" in hosts:
         return word + "".join(ids)
-    times = ""
-    if len(hosts) > 1:
-        times = f"{len(hosts)} × "
+    times = f"{len(hosts)} × " if len(hosts) > 1 else ""
     return f"{compress_hosts([*hosts])}{BETWEEN}{times}{word}{ids[0]}"
+
+
+def _by_host(gpus: Sequence[Member]) -> dict[str, list[str]]:
+    of_host: dict[str, list[str]] = defaultdict(list)
+    for gpu in gpus:
+        host, _, device = str(gpu).rpartition(":")
+        of_host[host].append(device)
+    return of_host
 
 
 def gpu_list(gpus: Sequence[Member]) -> str:
@@ -140,10 +138,7 @@ def gpu_list(gpus: Sequence[Member]) -> str:
 
 def gpus_in_words(gpus: Sequence[Member]) -> str:
     """Return `GPU 0 of each host, a and b`; `0,3` without hosts, `a:0,b:3` where they differ."""
-    of_host: dict[str, list[str]] = defaultdict(list)
-    for gpu in gpus:
-        host, _, device = str(gpu).rpartition(":")
-        of_host[host].append(device)
+    of_host = _by_host(gpus)
     devices, *others = of_host.values()
     if "" in of_host or len(of_host) < 2 or any(each != devices for each in others):
         return gpu_ids(gpus)
@@ -153,9 +148,7 @@ def gpus_in_words(gpus: Sequence[Member]) -> str:
 
 def unit(device: str) -> str:
     """Return what one member of a subset is called: a GPU, or a CPU worker."""
-    if device == "cuda":
-        return "GPU"
-    return "CPU worker"
+    return "GPU" if device == "cuda" else "CPU worker"
 
 
 def of_unit(words: str, unit: str) -> str:
@@ -169,10 +162,7 @@ def several(names: Sequence[str]) -> str:
     """Return the first of several names, and how many more there are."""
     if len(names) == 1:
         return names[0]
-    rest = "1 more configuration"
-    if len(names) > 2:
-        rest = f"{len(names) - 1} more configurations"
-    return f"{names[0]} and {rest}"
+    return f"{names[0]} and {count(len(names) - 1, 'more configuration')}"
 
 
 def unit_of(study: Study) -> str:
@@ -182,10 +172,7 @@ def unit_of(study: Study) -> str:
 
 def unit_of_cells(cells: Iterable[Cell]) -> str:
     """Return what is counted in some cells: GPUs, or CPU workers where none has a GPU."""
-    for cell in cells:
-        if cell.device == "cuda":
-            return "GPUs"
-    return "CPU workers"
+    return "GPUs" if any(cell.device == "cuda" for cell in cells) else "CPU workers"
 
 
 def ran_alone(study: Study) -> bool:
@@ -206,10 +193,8 @@ def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
     for each in options:
         of_kind[kind_of(each)].append(each)
     within = {kind: differing_names(members) for kind, members in of_kind.items()}
-    common = []
-    for name, *values in zip((*KIND, OPTIMIZER), *map(kind_of, options), strict=True):
-        if len(set(values)) > 1:
-            common.append(name)
+    every = differing_names(options)
+    common = [name for name in (*KIND, OPTIMIZER) if name in every]
     differing = []
     for each in options:
         names = (*common, *within[kind_of(each)])
@@ -261,16 +246,13 @@ def run_name(record: Record) -> str:
 def spoken(name: str) -> str:
     """Return a name as part of a sentence: `nccl_allreduce (comm_hook=fp16, gpus 0,3)`."""
     first, *rest = name.split(BETWEEN)
-    if not rest:
-        return first
-    return f"{first} ({', '.join(rest)})"
+    return f"{first} ({', '.join(rest)})" if rest else first
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
     listed = list(names)
-    shared = shared_name(listed).split(BETWEEN)
-    short = {}
+    shared, short = shared_name(listed).split(BETWEEN), {}
     for name in listed:
         rest = [part for part in name.split(BETWEEN) if part not in shared]
         short[name] = BETWEEN.join(rest) or name
@@ -280,9 +262,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 def shared_name(names: Iterable[str]) -> str:
     """Return the parts that all names share; empty where there is one name, or none is shared."""
     first, *rest = dict.fromkeys(names) or [""]
-    shared = first.split(BETWEEN)
-    if not rest:
-        return ""
+    shared = first.split(BETWEEN) if rest else []
     for name in rest:
         parts = name.split(BETWEEN)
         shared = [part for part in shared if part in parts]
@@ -307,6 +287,4 @@ def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
             if len(BETWEEN.join(parts)) > length and rest and shorter not in whole.values():
                 whole[name], parts = shorter, rest
     cut = {name: single_line(text, length) for name, text in whole.items()}
-    if len(set(cut.values())) < len(cut):
-        return whole
-    return cut
+    return whole if len(set(cut.values())) < len(cut) else cut

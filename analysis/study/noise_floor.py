@@ -82,11 +82,16 @@ class Scatter:
         squares = self.squares + other.squares
         return Scatter(self.runs + other.runs, self.freedom + other.freedom, squares)
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation; NaN without a degree of freedom."""
+        return math.sqrt(self.squares / self.freedom) if self.freedom else math.nan
+
     def floor(self, fewest: int, name: str) -> "Floor | None":
         """Return the floor that it gives; None below so many degrees of freedom."""
         if self.freedom < fewest or not self.squares:  # runs equal to the last digit say nothing
             return None
-        return Floor(math.sqrt(self.squares / self.freedom), self.freedom, self.runs, name)
+        return Floor(self.deviation, self.freedom, self.runs, name)
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,8 @@ class Floor:
                 device = "CPU worker"
         parts = []
         for strategy, of_strategy in sorted(sizes.items()):
-            plural = "" if of_strategy == [1] else "s"
-            parts.append(
-                f"{strategy} on {','.join(map(str, sorted(of_strategy)))} {device}{plural}"
-            )
+            plural, numbers = "" if of_strategy == [1] else "s", map(str, sorted(of_strategy))
+            parts.append(f"{strategy} on {','.join(numbers)} {device}{plural}")
         return join_words(parts)
 
 
@@ -223,10 +226,15 @@ def scatter_of(records: Sequence[Record], metric: str) -> Scatter:
     return Scatter(len(values), len(values) - 1, squares)
 
 
+def pooled_scatter(cells: Iterable[Sequence[Record]], metric: str) -> Scatter:
+    """Return the scatter of a metric between runs of equal cells, over several cells."""
+    return sum((scatter_of(records, metric) for records in cells), Scatter())
+
+
 def _least_deviation(records: Sequence[Record], metric: str) -> float:
     """Return the standard deviation that the runs of a cell show, inside them or between them."""
     own, signed = scatter_of(records, metric), metrics.metric(metric).signed
-    least = math.sqrt(own.squares / max(1, own.freedom))
+    least = own.deviation if own.freedom else 0.0
     for record in records:
         ends = metrics.interval(metric, record.within_run)
         if ends is not None and signed:
@@ -272,9 +280,7 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
 @functools.lru_cache(maxsize=64)
 def _digest(names: tuple[str, ...]) -> str:
     lines = "\n".join(filter(None, names))
-    if not lines:
-        return ""
-    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+    return hashlib.sha256(lines.encode()).hexdigest()[:12] if lines else ""
 
 
 # One row: the group, the metric, and its scatter.
@@ -299,9 +305,8 @@ def floors_of(path: Path) -> dict[str, Scatters]:
             content = json.loads(file.read().decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path} is not a noise floor: its JSON is nested too deep") from None
-    version, studies = None, None
-    if isinstance(content, dict):
-        version, studies = content.get("version"), content.get("studies")
+    content = content if isinstance(content, dict) else {}
+    version, studies = content.get("version"), content.get("studies")
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(
             f"{path} is not a noise floor that this version can read (version={version!r})"
@@ -313,13 +318,12 @@ def floors_of(path: Path) -> dict[str, Scatters]:
         scatters = {}
         for content in rows:
             try:
-                row = msgspec.structs.asdict(msgspec.convert(content, ROW))
+                row = msgspec.structs.astuple(msgspec.convert(content, ROW))
             except (ValueError, OverflowError):
                 continue
-            metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
-            squares = row.pop("squares")
+            *group, metric, runs, freedom, squares = row
             if 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
-                scatters[FloorGroup(**row), metric] = Scatter(runs, freedom, squares)
+                scatters[FloorGroup(*group), metric] = Scatter(runs, freedom, squares)
         floors[study] = scatters
     return floors
 

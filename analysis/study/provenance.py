@@ -5,7 +5,7 @@ compared. A fact is '' where the record does not say. Every variable that the ra
 further name; it is absent where it was not set.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -75,17 +75,10 @@ def facts_of_hosts(record: Record) -> dict[str, Facts]:
     if not names:
         return {"": environment}
     of_host = {str(entry.get("name")): entry for entry in environment.get("hosts", ())}
-    own = dict(environment)
-    own.pop("hosts", None)
-    facts: dict[str, Facts] = {}
-    for name in names:
-        of_this: dict[str, Any] = {}
-        for fact in SHARED:
-            if fact in own:
-                of_this[fact] = own[fact]
-        facts[name] = of_this | of_host.get(name, {})
+    shared = {fact: environment[fact] for fact in SHARED if fact in environment}
+    facts: dict[str, Facts] = {name: shared | of_host.get(name, {}) for name in names}
     if names[0] not in of_host:
-        facts[names[0]] = own
+        facts[names[0]] = {fact: environment[fact] for fact in environment if fact != "hosts"}
     return facts
 
 
@@ -95,11 +88,17 @@ def interface_of(facts: Facts) -> tuple[str, float | None]:
     """
     # gloo opens a connection for each entry of a list.
     name = (facts.get("interface") or "").partition(",")[0]
+    return name, interface_rates(facts).get(name)
+
+
+def interface_rates(facts: Facts) -> dict[str, float]:
+    """Return {interface of a host: its Gbit/s}, as far as drivers say it."""
+    rates = {}
     for interface in facts.get("interfaces", ()):
         mbit = interface.get("mbit_per_s") or 0
-        if interface.get("name") == name and mbit > 0:
-            return name, mbit / 1000
-    return name, None
+        if mbit > 0:
+            rates[str(interface.get("name"))] = mbit / 1000
+    return rates
 
 
 def gpus_of(facts: Facts) -> list[Mapping[str, Any]]:
@@ -130,11 +129,8 @@ def hardware(record: Record) -> str:
         return f"{prefix}{kinds[0]}"
     parts = []
     for kind, count in Counter(kinds).items():
-        kind = kind or "no known GPU"
-        if count > 1:
-            parts.append(f"{count} hosts with {kind}{each}")
-        else:
-            parts.append(f"1 host with {kind}")
+        hosts, suffix = (f"{count} hosts", each) if count > 1 else ("1 host", "")
+        parts.append(f"{hosts} with {kind or 'no known GPU'}{suffix}")
     return prefix + " + ".join(parts)
 
 
@@ -192,17 +188,15 @@ class Machines:
             machine.gpus.update(gpus)
             if host is None:
                 for name, facts in facts_of_hosts(record).items():
-                    sweeps = machine.sweeps.setdefault(name, {})
-                    sweeps.setdefault(record.sweep_id, (record.started_at, facts))
+                    of_host = machine.sweeps[name]
+                    of_host.setdefault(record.sweep_id, (record.started_at, facts))
             self._of[id(record)] = machine
-        kinds: Counter[tuple[str, str]] = Counter()
-        hosts: Counter[str] = Counter()
         for machine in machines:
             machine.name = compress_hosts(sorted(machine.sweeps))
             if machine.host is not None:
                 machine.name = machine.host
-            hosts[machine.name] += 1
-            kinds[machine.name, machine.hardware] += 1
+        hosts = Counter(machine.name for machine in machines)
+        kinds = Counter((machine.name, machine.hardware) for machine in machines)
         names: Counter[str] = Counter()
         for machine in machines:
             host = machine.name
@@ -252,11 +246,11 @@ class _Machine:
 
     host: str | None
     hardware: str  # of its first record
-    gpus: dict[tuple[str, Member], str] = field(
-        default_factory=dict
-    )  # identities_of of all records
-    # {host: {sweep: when, and its facts}}
-    sweeps: dict[str, dict[str, tuple[float, Facts]]] = field(default_factory=dict)
+    # identities_of of all records, and {host: {sweep: when, and its facts}}.
+    gpus: dict[tuple[str, Member], str] = field(default_factory=dict)
+    sweeps: dict[str, dict[str, tuple[float, Facts]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     name: str = ""
 
 
@@ -302,10 +296,8 @@ def gpu_models(record: Record) -> list[str]:
 
 def _cpu(facts: Facts) -> str:
     cpu = facts.get("cpu", {})
-    parts = [cpu.get("model")]
-    if "cores" in cpu:
-        parts.append(f"{cpu['cores']} cores")
-    return ", ".join(filter(None, parts))
+    cores = f"{cpu['cores']} cores" if "cores" in cpu else None
+    return ", ".join(filter(None, (cpu.get("model"), cores)))
 
 
 def _threads(record: Record) -> str:
@@ -331,9 +323,7 @@ def _measuring_code(record: Record) -> str:
     if code:
         return f"code {code}"
     commit = record.environment.get("git", {}).get("commit")
-    if not commit:
-        return ""
-    return f"commit {commit[:12]}"
+    return f"commit {commit[:12]}" if commit else ""
 
 
 class Fact(NamedTuple):
@@ -379,9 +369,9 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
         elif fact.of_host is not None:
             origin[name] = machines.of_every_host(record, fact.of_host)
     origin["machine"] = machines.name(record)
-    for name, value in inherited(record).items():
-        if name not in OF_A_HOST:
-            origin[name] = value
+    origin |= inherited(record)
+    for name in OF_A_HOST:
+        origin.pop(name, None)
     return origin
 
 
@@ -413,9 +403,7 @@ def variables(record: Record) -> dict[str, str]:
 
 def worded(value: str | None) -> str:
     """Return a value of a provenance for people; None where a variable was not set."""
-    if value is None:
-        return "unset"
-    return value or "not known"
+    return "unset" if value is None else value or "not known"
 
 
 def connections(record: Record) -> str:

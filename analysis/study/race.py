@@ -142,8 +142,8 @@ class Race:
         return look
 
     def _judge(self) -> Look:
-        alive = [index for index, each in enumerate(self.candidates) if each.rates]
-        alive = [index for index in alive if not self.candidates[index].failure]
+        every = enumerate(self.candidates)
+        alive = [index for index, each in every if each.rates and not each.failure]
         if not alive:
             return Look(0, 0, (Standing(FAILED),) * len(self.candidates), ())
         judge = {FASTEST: self._fastest, SCALES: self._scales, GAINS: self._gains}
@@ -245,7 +245,9 @@ class Race:
             return reference, index
         return index, reference
 
-    def _look(self, reference: int, standings: dict[int, Standing], turn: tuple[int, ...]) -> Look:
+    def _look(
+        self, reference: int, standings: dict[int, Standing], turn: tuple[int, ...] = ()
+    ) -> Look:
         runs = self._searched + sum(len(candidate.rates) for candidate in self.candidates)
         every = []
         for index, candidate in enumerate(self.candidates):
@@ -273,18 +275,17 @@ class Race:
                 state = TIED
             standings[index] = replace(standing, state=state)
         undecided = self._undecided(leader, standings)
-        turn: tuple[int, ...] = ()
-        if undecided:
-            nearest = max(
-                undecided, key=lambda index: (standings[index].high, self.candidates[index].mean)
-            )
-            turn = self._pair(leader, nearest)
-        return self._look(leader, standings, turn)
+        if not undecided:
+            return self._look(leader, standings)
+        nearest = max(
+            undecided, key=lambda index: (standings[index].high, self.candidates[index].mean)
+        )
+        return self._look(leader, standings, self._pair(leader, nearest))
 
     def _gains(self, alive: Sequence[int]) -> Look:
         """Search, then confirm: runs of the search say there how both scatter, and nothing else."""
         if 0 not in alive:
-            return self._look(0, {}, ())
+            return self._look(0, {})
         if self.confirmed:
             return self._differs([index for index in self.confirmed if index in alive])
         look = self._fastest(alive)
@@ -321,10 +322,10 @@ class Race:
             standings[index] = replace(standing, state=state)
             widths[index] = high - low
         undecided = self._undecided(reference, standings)
-        turn: tuple[int, ...] = ()
-        if undecided:
-            turn = self._pair(reference, max(undecided, key=widths.__getitem__))
-        return self._look(reference, standings, turn)
+        if not undecided:
+            return self._look(reference, standings)
+        widest = max(undecided, key=widths.__getitem__)
+        return self._look(reference, standings, self._pair(reference, widest))
 
     def _scales(self, alive: Sequence[int]) -> Look:
         by_size = [index for index in self._sizes if index in alive]
@@ -342,12 +343,9 @@ class Race:
                 state = BELOW
             standings[index] = replace(standing, state=state)
         undecided = self._undecided(reference, standings)
-        turn: tuple[int, ...] = ()
         if undecided:
-            turn = self._pair(reference, undecided[0])
-        else:
-            turn = self._between(standings)
-        return self._look(reference, standings, turn)
+            return self._look(reference, standings, self._pair(reference, undecided[0]))
+        return self._look(reference, standings, self._between(standings))
 
     def _between(self, standings: dict[int, Standing]) -> tuple[int, ...]:
         """Return the middle one of the sizes between the last above the limit and the next below:
@@ -360,8 +358,8 @@ class Race:
                 above = place
             elif state == BELOW:
                 below = min(below, place)
-        unknown = [index for index in sizes[above + 1 : below] if index not in standings]
-        unknown = [index for index in unknown if not self.candidates[index].failure]
-        if not unknown:
-            return ()
-        return (unknown[len(unknown) // 2],)
+        unknown = []
+        for index in sizes[above + 1 : below]:
+            if index not in standings and not self.candidates[index].failure:
+                unknown.append(index)
+        return (unknown[len(unknown) // 2],) if unknown else ()

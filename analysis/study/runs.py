@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from analysis.study.conditions import IMAGES_PER_SECOND, Rate, primary_rate
 from analysis.study.intervals import Estimate, interval, median
@@ -83,35 +83,29 @@ class Runs:
         return primary_rate(self.cell)
 
     @functools.cached_property
-    def rated_records(self) -> tuple[Record, ...]:
+    def rated_records(self) -> list[Record]:
         """The records that have the primary rate."""
-        rated = []
-        for record in self.records:
-            if 0 < record.metrics.get(self.rate.metric, 0.0) < math.inf:
-                rated.append(record)
-        return tuple(rated)
+        name = self.rate.metric
+        return [record for record in self.records if 0 < record.metrics.get(name, 0.0) < math.inf]
 
     @functools.cached_property
     def log_rates(self) -> list[float]:
         """The logarithm of the primary rate in each of `rated_records`."""
-        logarithms = self.logarithms(self.rate.metric)
-        if self.rate.is_time:
-            return [-value for value in logarithms]
-        return logarithms
+        sign = -1 if self.rate.is_time else 1
+        return [sign * value for value in self.logarithms(self.rate.metric)]
 
     @functools.cached_property
-    def median_log_rate(self) -> float | None:
-        """The median of the logarithm of images per second; None without images."""
-        rates = self.logarithms(IMAGES_PER_SECOND)
-        if not rates:
-            return None
-        return statistics.median(rates)
+    def median_log_rate(self) -> float:
+        """The median of the logarithm of images per second; NaN without images."""
+        return statistics.median(self.logarithms(IMAGES_PER_SECOND) or [math.nan])
 
     @functools.cached_property
-    def log_rate(self) -> "Sample | None":
-        """The same median as a sample, with the noise floor."""
+    def log_rate(self) -> "Sample":
+        """The same median as a sample, with the noise floor; of runs that have images alone."""
         rates = self.logarithms(IMAGES_PER_SECOND)
-        return self._sample(IMAGES_PER_SECOND, rates, self.records[0].record_id)
+        sample = self.sample(IMAGES_PER_SECOND, rates, self.records[0].record_id)
+        assert sample is not None
+        return sample
 
     @functools.cached_property
     def group(self) -> FloorGroup:
@@ -164,18 +158,17 @@ class Runs:
 
     def difference(self, metric: str) -> "Sample | None":
         """Return the median of a metric that may be 0 or less, as a sample with the noise floor."""
-        return self._sample(metric, self.values(metric), f"{metric} {self.records[0].record_id}")
+        return self.sample(metric, self.values(metric), f"{metric} {self.records[0].record_id}")
 
     def step(self, metric: str) -> "Step | None":
         """Return the median of a metric that is a part of a step; None where no run has it."""
         from analysis.study.draws import Step
 
         sample = self.difference(metric)
-        if sample is None:
-            return None
-        return Step(sample.value, sample.draws)
+        return Step(sample.value, sample.draws) if sample else None
 
-    def _sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
+    def sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
+        """Return the median of values of a metric, or of their logarithms; None without any."""
         from analysis.study.draws import Sample  # it needs numpy
 
         if not values:
@@ -201,31 +194,29 @@ def grouped(runs: Iterable[Runs], key: Callable[[Runs], KeyT]) -> dict[KeyT, lis
     return dict(groups)
 
 
-def merged_by(
-    runs: Iterable[Runs], key: Callable[[Runs], KeyT], member: Callable[[Runs], MemberT]
-) -> dict[KeyT, dict[MemberT, Runs]]:
-    """Return {key: {member: its runs together}}."""
-    groups: dict[KeyT, dict[MemberT, Runs]] = {}
-    for name, group in grouped(runs, key).items():
-        groups[name] = {}
-        for each, same in grouped(group, member).items():
-            groups[name][each] = merged(same)
-    return groups
+class RunsByMember(Generic[MemberT]):
+    """The runs of some members, each alone, by the condition that other runs share with them."""
 
+    def __init__(
+        self,
+        alone: Iterable[Runs],
+        condition: Callable[[Runs], Hashable],
+        member: Callable[[Runs], MemberT],
+    ) -> None:
+        self._condition = condition
+        self.groups: dict[Hashable, dict[MemberT, Runs]] = {}
+        for key, group in grouped(alone, condition).items():
+            by_member = grouped(group, member).items()
+            self.groups[key] = {each: merged(same) for each, same in by_member}
 
-def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
-    """Return the standard deviation of a metric's logarithm between runs of equal cells, pooled
-    over the cells, and its degrees of freedom; (NaN, 0) where no cell ran twice.
-    """
-    freedom, squares = 0, 0.0
-    for runs in members:
-        values = runs.logarithms(metric)
-        if len(values) > 1:
-            freedom += len(values) - 1
-            squares += statistics.variance(values) * (len(values) - 1)
-    if not freedom:
-        return math.nan, 0
-    return math.sqrt(squares / freedom), freedom
+    def like(self, runs: Runs) -> dict[MemberT, Runs]:
+        """Return {member: its runs alone} of all members whose condition some runs share."""
+        return self.groups.get(self._condition(runs), {})
+
+    def of(self, runs: Runs, members: Sequence[Any]) -> dict[Any, Runs]:
+        """Return the same of some members as far as these were measured alone, in their order."""
+        alone = self.like(runs)
+        return {member: alone[member] for member in members if member in alone}
 
 
 def named(record: Record, group: str) -> str:
@@ -243,9 +234,5 @@ def median_of(records: Iterable[Record], metric: str) -> float | None:
 
 def values_of(records: Iterable[Record], metric: str) -> list[float]:
     """Return a metric of every record in which it is finite."""
-    values = []
-    for record in records:
-        value = record.metrics.get(metric, math.nan)
-        if math.isfinite(value):
-            values.append(value)
-    return values
+    values = [record.metrics.get(metric, math.nan) for record in records]
+    return list(filter(math.isfinite, values))

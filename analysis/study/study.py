@@ -5,6 +5,8 @@ records, attempts that a later one replaced, other machines, other software.
 """
 
 import functools
+import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,22 +86,16 @@ class Study:
             request = request_of(record.cell)
             singles[id(record)] = Runs((record,), record.cell.members, request, origin, floors)
         chosen = _chosen(singles.values())
-        counting, usable = [], []
-        for single in chosen:
-            counting.append(single.records[0])
-            if single.records[0].usable:
-                usable.append(single)
+        counting = [single.records[0] for single in chosen]
         ids = set(map(id, counting))
-        runs, drift = _together(usable)
+        runs, drift = _together([single for single in chosen if single.records[0].usable])
         by_cell = {id(each): list(each.records) for each in runs}
         for record, of_cell in drift:
             by_cell[id(of_cell)].append(record)
         floors.learn(by_cell.values())
-        name = ""
+        name = folder.resolve().name if folder else ""
         if counting:
-            name = Counter(record.study for record in counting).most_common(1)[0][0]
-        elif folder:
-            name = folder.resolve().name
+            name = statistics.mode(record.study for record in counting)
         return Study(
             name=name,
             records=tuple(counting),
@@ -151,15 +147,12 @@ class Study:
     @functools.cached_property
     def installations(self) -> dict[str, int]:
         """{machine and software: number of records}, in order of their first record."""
-        counts: Counter[str] = Counter()
-        for record in self.records:
-            counts[installation(record, self.single(record).machine)] += 1
-        return dict(counts)
+        return Counter(installation(record, self.single(record).machine) for record in self.records)
 
     @functools.cached_property
     def timed(self) -> tuple[Runs, ...]:
         """Runs with images per second."""
-        return tuple(runs for runs in self.runs if runs.median_log_rate is not None)
+        return tuple(runs for runs in self.runs if not math.isnan(runs.median_log_rate))
 
     @functools.cached_property
     def rated(self) -> tuple[Runs, ...]:
@@ -188,10 +181,7 @@ class Study:
         """Return what runs share with comparable ones; they may differ in `irrelevant` names."""
         ignored = tuple(irrelevant)
         if ignored not in self._relevant:
-            names = []
-            for name in self._relevant[()]:
-                if not is_among(name, ignored):
-                    names.append(name)
+            names = [name for name in self._relevant[()] if not is_among(name, ignored)]
             self._relevant[ignored] = tuple(names)
         return tuple(map(runs.key.get, self._relevant[ignored])), fixed
 
@@ -230,22 +220,16 @@ class Study:
             if group not in ("model", "benchmark", "optimizer") or name == f"{group}.name":
                 continue
             leads = "benchmark.run" if name == "benchmark.sha256" else f"{group}.name"
-            pairs = set()
-            for runs in self.runs:
-                pairs.add((runs.request.get(leads), runs.request.get(name)))
+            pairs = {(runs.request.get(leads), runs.request.get(name)) for runs in self.runs}
             if len(pairs) == len(dict(pairs)):  # one value with each choice
                 following.add(name)
         trained = [runs for runs in self.runs if runs.cell.trains]
         for name in OF_TRAINING:
             if len({runs.request.get(name) for runs in trained}) == 1:
                 following.add(name)
-        first, rest = [], []
-        for name in self.varied:
-            if name.startswith(("model.name", "strategy.name")):
-                first.append(name)
-            else:
-                rest.append(name)
-        return tuple(name for name in first + rest if name not in following)
+        leading = ("model.name", "strategy.name")
+        ordered = sorted(self.varied, key=lambda name: not name.startswith(leading))
+        return tuple(name for name in ordered if name not in following)
 
     def naming_options_of(self, runs: Runs, without: Sequence[str] = ()) -> list[str]:
         """Return the options that tell runs from others of the study, without defaults."""
@@ -273,9 +257,7 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
 
     def checked(record: Record, cell_folder: CellFolder) -> Record:
         folders[record.record_id] = cell_folder
-        if check:
-            return check(record, cell_folder)
-        return record
+        return check(record, cell_folder) if check else record
 
     records, errors = read_study(folder, checked)
     study = Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))
