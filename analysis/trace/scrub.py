@@ -49,9 +49,8 @@ _VERSION_KEYS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA
 
 
 def scrub(source: Path, target: Path) -> None:
-    """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source`.
-
-    The source is plain or gzipped. The target appears whole or not at all.
+    """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source`, plain or
+    gzipped. The target appears whole or not at all.
 
     Raises:
         OSError: a file cannot be read or written.
