@@ -249,7 +249,7 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         for row in nccl_run.rows:
             values = dict(row)
             for placement in ("out_of_place", "in_place"):
-                for key, value in (row[placement] or {}).items():
+                for key, value in row[placement].items():
                     values[f"{placement} {key}"] = value
             rows.append(values)
         _print_table("", NCCL_TESTS, rows)
