@@ -79,12 +79,8 @@ def bundle(study: Path, file: Path | None = None) -> Path:
         OSError: a file cannot be read or written.
     """
     # The whole path of the folder, which ends in the study's name; a link keeps its own.
-    folder = study.absolute()
-    if study.name == "..":
-        folder = study.resolve()
-    target = folder.parent
-    if file is not None:
-        target = file.resolve()
+    folder = study.resolve() if study.name == ".." else study.absolute()
+    target = folder.parent if file is None else file.resolve()
     if target.is_dir():
         target /= f"{folder.name}{SUFFIX}"
     refuse_other(target)
@@ -104,9 +100,8 @@ def bundle(study: Path, file: Path | None = None) -> Path:
             archive.comment = MARK
             for path in _files(root):
                 entry = zipfile.ZipInfo(path.relative_to(work).as_posix(), EARLIEST)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                if path.suffix == PACKED:
-                    entry.compress_type = zipfile.ZIP_STORED
+                is_packed = path.suffix == PACKED
+                entry.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
                 entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
                 entry.file_size = path.stat().st_size  # beyond 2 GiB it must be known before
                 with path.open("rb") as source, archive.open(entry, "w") as packed:
@@ -142,9 +137,9 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
     # What other studies show of the scatter of runs, as far as the report uses it.
     groups = {runs.group.wider[-1] for runs in original.runs}
     beside = {}
-    for (group, metric), scatter in of_other_studies(folder).items():
-        if group.wider[-1] in groups:
-            beside[group, metric] = scatter
+    for key, scatter in of_other_studies(folder).items():
+        if key[0].wider[-1] in groups:
+            beside[key] = scatter
     if beside:
         _put(root / NOISE_FLOOR, encoded(as_json({"other studies": beside}), indent=1))
     report, _ = examine(inside)
@@ -157,10 +152,8 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         command = shlex.join(["python", "launch.py", *overrides])
         commands += visible(command, kept="") + "\n"
     _put(root / "commands.sh", commands.encode())
-    sums = ""
-    for path_inside, digest in _sums(root).items():
-        sums += f"{digest}  {path_inside}\n"
-    _put(root / SUMS, sums.encode())
+    sums = [f"{digest}  {path_inside}\n" for path_inside, digest in _sums(root).items()]
+    _put(root / SUMS, "".join(sums).encode())
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -169,9 +162,6 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _readme(report: Report, study: str, checked: Verification, is_scatter_beside: bool) -> str:
-    """Return the README: with the version and commit of this program, and the versions of what
-    draws and rounds.
-    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -186,10 +176,9 @@ def _readme(report: Report, study: str, checked: Verification, is_scatter_beside
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         made["version"] = importlib.metadata.version("ringside")
     commit = _git("rev-parse", "HEAD")
-    if commit and _git("status", "--porcelain", "-uno"):
-        commit += " with changes"
     if commit:
-        made["commit"] = commit
+        changes = _git("status", "--porcelain", "-uno")
+        made["commit"] = f"{commit} with changes" if changes else commit
     for library in DRAWN_BY:
         made[library] = importlib.metadata.version(library)
     name = single_line(study).replace("`", "'")
@@ -272,15 +261,8 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 def studies(root: Path) -> list[Path]:
     """Return the folders of a bundle that hold records, last that of its study."""
-    folders, with_report = [], []
-    for folder in sorted(root.iterdir()):
-        if not folder.is_dir() or not record_paths(folder):
-            continue
-        if (folder / REPORT).is_dir():
-            with_report.append(folder)
-        else:
-            folders.append(folder)
-    return folders + with_report
+    folders = [path for path in root.iterdir() if path.is_dir() and record_paths(path)]
+    return sorted(folders, key=lambda folder: ((folder / REPORT).is_dir(), folder))
 
 
 def changed(root: Path) -> tuple[int, list[Difference]]:
@@ -296,13 +278,11 @@ def changed(root: Path) -> tuple[int, list[Difference]]:
     except ValueError:
         raise UnreadableInput(f"{root / SUMS}: no list of hashes, as sha256sum writes it") from None
     folders = {name.split("/")[0] for name in recorded if "/" in name}
-    present = {}
-    for name, digest in _sums(root).items():
-        if name in recorded or name.split("/")[0] in folders:
-            present[name] = digest
+    present = _sums(root)
     differences = []
     for name in sorted({*recorded, *present}):
         before, now = recorded.get(name, ABSENT), present.get(name, ABSENT)
-        if before != now:
+        is_foreign = name not in recorded and name.split("/")[0] not in folders
+        if before != now and not is_foreign:
             differences.append(Difference("", name, "SHA-256", before, now))
     return len(recorded), differences

@@ -121,11 +121,8 @@ class OpenedStudy:
         Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file
         of the study, and not here.
         """
-        figures = {}
-        for figure in self.report.figures:
-            if figure.figure is not None:
-                figures[figure.name] = figure.figure
-        return figures
+        drawn = {figure.name: figure.figure for figure in self.report.figures}
+        return {name: figure for name, figure in drawn.items() if figure is not None}
 
     @property
     def captions(self) -> dict[str, str]:
@@ -144,10 +141,7 @@ class OpenedStudy:
             raise KeyError(f"no table {name!r}: the report of {self.name} has {', '.join(tables)}")
         kinds: dict[str, str] = {}
         for column in tables[name].columns:
-            kind = "float64"
-            if column.is_text:
-                kind = "string"
-            kinds |= dict.fromkeys(column.keys, kind)
+            kinds |= dict.fromkeys(column.keys, "string" if column.is_text else "float64")
         rows = []
         for row in tables[name].rows:
             values: Values = {}
@@ -189,14 +183,9 @@ class OpenedStudy:
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(runs, name, column)
                     continue
-                median = None
-                if name in by_name:
-                    median = statistics.median(by_name[name])
+                median = statistics.median(by_name[name]) if name in by_name else None
                 stated = of_findings.get((runs.record_ids, name), median)
-                if name == EFFICIENCY:
-                    measured |= _with_ends(column, stated)
-                else:
-                    measured[column] = stated
+                measured |= _with_ends(column, stated) if name == EFFICIENCY else {column: stated}
             used = {WITHOUT: of_findings.get((runs.record_ids, WITHOUT)), **_used_columns(runs)}
             head = _head_columns(study, runs, runs) | {"runs": len(runs.records)}
             head |= _verdict_columns(runs.records)
@@ -233,10 +222,8 @@ class OpenedStudy:
             for name, column in columns.items():
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(single, name, column)
-                elif name in now:
-                    measured[column] = float(now[name])
                 else:
-                    measured[column] = None
+                    measured[column] = float(now[name]) if name in now else None
                 if name in within_run:
                     low, high = metrics.interval(name, record.within_run) or (None, None)
                     measured[f"{column}_within_run_low"] = low
@@ -244,9 +231,7 @@ class OpenedStudy:
             why = left_out.get(id(record))
             head = _head_columns(study, cell_of.get(id(record), single), single)
             head["run"] = run_name(record)
-            head["repeat"] = cell.repeat
-            if cell.repeat < 0:  # `run` names what is no repeat
-                head["repeat"] = None
+            head["repeat"] = cell.repeat if cell.repeat >= 0 else None  # `run` names what is none
             head |= _verdict_columns([record])
             head |= {"state": record.state, "counts": why is None, "left_out": why}
             used: Values = {WITHOUT: None, **_used_columns(single)}
@@ -278,9 +263,7 @@ def _frame_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
     for part, kind in enumerate(("string", "float64", "string", "string")):
         for row in rows:
             for name in row[part]:
-                kinds.setdefault(name, kind)
-    for name in kinds.keys() & set(INTEGERS):
-        kinds[name] = "Int64"
+                kinds.setdefault(name, "Int64" if name in INTEGERS else kind)
     values = [row.used | row.options | row.measured | row.head for row in rows]
     return _frame(values, kinds)
 
@@ -292,10 +275,8 @@ def _frame(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
         values = [row.get(name) for row in rows]
         kind = kind_of(values, unknown)
         for index, value in enumerate(values):
-            if value is not None and kind == "float64":
-                values[index] = float(value)
-            elif value is not None and kind == "string":
-                values[index] = to_text(value)
+            if value is not None and kind in ("float64", "string"):
+                values[index] = float(value) if kind == "float64" else to_text(value)
         columns[name] = pd.Series(values, dtype=kind)
     return pd.DataFrame(columns, columns=list(kinds))
 
@@ -412,13 +393,12 @@ def _median_columns(runs: Runs, name: str, column: str) -> Values:
 
 
 def _with_ends(column: str, value: float | Estimate | None) -> Values:
-    ends: Values = {f"{column}_low": None, f"{column}_high": None}
-    if value is None:
-        return {column: None, **ends}
-    if not isinstance(value, Estimate):
-        return {column: float(value), **ends}
-    median = float(value.value)
-    return {column: median, f"{column}_low": value.low, f"{column}_high": value.high}
+    median = low = high = None
+    if isinstance(value, Estimate):
+        median, low, high = float(value.value), value.low, value.high
+    elif value is not None:
+        median = float(value)
+    return {column: median, f"{column}_low": low, f"{column}_high": high}
 
 
 def _used_columns(runs: Runs) -> Values:
@@ -429,9 +409,6 @@ def _used_columns(runs: Runs) -> Values:
                 used[name] = record.effective.get(name)
     used |= {"study": runs.records[0].study, "hardware": hardware(runs.records[0])}
     for name, value in runs.provenance.items():
-        if name == CONNECTIONS:
-            continue
-        if name not in PROVENANCE:
-            name = f"inherited_{name}"
-        used[name] = value or None
+        if name != CONNECTIONS:
+            used[name if name in PROVENANCE else f"inherited_{name}"] = value or None
     return used

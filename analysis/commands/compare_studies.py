@@ -161,12 +161,6 @@ def _as_json(
         inputs.append(facts)
     _, shared = differing([*sides[0], *sides[1]])
     apart = _apart(sides, result)
-    cells, regressions = [], 0
-    verdicts: Counter[str] = Counter()
-    for cell in result.cells:
-        cells.append(_cell_json(cell, limit))
-        regressions += cell.is_regression(limit)
-        verdicts[cell.verdict] += 1
     return {
         "a": inputs[0],
         "b": inputs[1],
@@ -174,16 +168,15 @@ def _as_json(
         "shared": shared,
         "limit": limit,
         "outcome": result.outcome(limit),
-        "regressions": regressions,
-        "verdicts": dict(verdicts),
-        "cells": cells,
+        "regressions": sum(cell.is_regression(limit) for cell in result.cells),
+        "verdicts": Counter(cell.verdict for cell in result.cells),
+        "cells": [_cell_json(cell, limit) for cell in result.cells],
         "only_a": _alone(result.only_first),
         "only_b": _alone(result.only_second),
     }
 
 
 def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
-    change = asdict(cell.change) if cell.change is not None else None
     numbers = []
     for side in (cell.first, cell.second):
         values = {}
@@ -192,15 +185,13 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
         numbers.append(values)
     steps = {}
     for name, step in cell.steps.items():
-        unit = unit_of_metric(name)
-        if step.logarithm:
-            unit = "share of a"
+        unit = "share of a" if step.logarithm else unit_of_metric(name)
         steps[name] = asdict(step.estimate()) | {"unit": unit}
     return {
         "cell": cell.name,
         "gpus": list(cell.gpus),
         "metric": cell.metric,
-        "change": change,
+        "change": asdict(cell.change) if cell.change is not None else None,
         "verdict": cell.verdict,
         "smallest": cell.smallest,
         "regression": cell.is_regression(limit),
@@ -383,26 +374,24 @@ def _suspect(cell: CellDifference) -> str:
     remedy = f"remove the cause and measure {studies} again with resume=false"
     if LOADED & codes.keys():
         remedy = f"measure {studies} again on an idle machine with resume=false"
-    studies = " and ".join(cell.all_suspect)
-    return f"every run is suspect in {studies} ({', '.join(codes)}): {remedy}"
+    where = " and ".join(cell.all_suspect)
+    return f"every run is suspect in {where} ({', '.join(codes)}): {remedy}"
 
 
 def _alone(names: Mapping[str, str]) -> list[str]:
     words = []
     for name, why in names.items():
-        reason = f" (the other study's is not usable: {why})" if why else ""
-        words.append(f"{name}{reason}")
+        words.append(f"{name} (the other study's is not usable: {why})" if why else name)
     return words
 
 
 def _write_junit(path: Path, result: Differences, limit: float) -> None:
-    outcomes = Counter(cell.outcome(limit) for cell in result.cells)
-    suite = ElementTree.Element("testsuite", name="compare", tests=str(len(result.cells)))
-    suite.set("failures", str(outcomes[FAIL]))
-    suite.set("errors", str(outcomes[INCONCLUSIVE]))
-    for cell in result.cells:
+    outcomes = [cell.outcome(limit) for cell in result.cells]
+    suite = ElementTree.Element("testsuite", name="compare", tests=str(len(outcomes)))
+    suite.set("failures", str(outcomes.count(FAIL)))
+    suite.set("errors", str(outcomes.count(INCONCLUSIVE)))
+    for cell, outcome in zip(result.cells, outcomes, strict=True):
         case = ElementTree.SubElement(suite, "testcase", name=single_line(cell.name))
-        outcome = cell.outcome(limit)
         if outcome == FAIL:
             ElementTree.SubElement(case, "failure", message=estimate(cell.change, "change"))
         elif outcome == INCONCLUSIVE:
