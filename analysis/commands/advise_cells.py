@@ -353,7 +353,6 @@ def _names(ranked: Sequence[RankedCell]) -> dict[RankedCell, str]:
 
 
 def _advice_sentences(ranked: Sequence[RankedCell], names: Mapping[RankedCell, str]) -> str:
-    """Return which configuration is best, in words; without intervals no order is claimed."""
     first = best(ranked)
     how = "measured" if first.runs else "forecast"
     configuration = f"{names[first]} ({number(first.rate, 'rate')} images/s, {how})"

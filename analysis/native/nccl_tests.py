@@ -338,7 +338,6 @@ def _read_header(text: str) -> tuple[str, ...]:
 
 
 def _read_row(text: str, header: Sequence[str], program: str | None) -> Row | None:
-    """Return one row; None if it does not match its table or contradicts itself."""
     match = _ROW.fullmatch(text)
     if match is None:
         return None
@@ -397,7 +396,6 @@ def _read_placement(words: Mapping[str, str], size: int) -> Row | None:
 
 
 def _half_a_unit(word: str) -> float:
-    """Return half a unit in the last place of a printed number."""
     mantissa, _, exponent = word.partition("e")
     decimals = len(mantissa.partition(".")[2])
     return float(f"0.5e{int(exponent or 0) - decimals}")

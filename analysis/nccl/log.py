@@ -230,7 +230,6 @@ class _LogLines:
     truncated: bool = False  # a text ends inside a line
 
     def read(self, text: str, text_number: int, host: str) -> None:
-        """Add the lines of one text; `host` is its host, where that is known."""
         rows = text.split("\n")
         # Without its newline the last line may have lost its end, a number its last digits, and
         # NCCL's mark may be still to come.
@@ -320,7 +319,6 @@ def _values(events: Iterable[Event], kind: str) -> list[str]:
 
 
 def _agreed_value(events: list[Event], kind: str, notes: list[str], plural: str) -> str | None:
-    """Return the value that all statements of a kind agree on, else None."""
     values = _values(events, kind)
     if len(values) > 1:
         notes.append(f"ranks report different {plural}: {', '.join(sorted(values))}")

@@ -124,10 +124,7 @@ def _word_mask(words: Iterable[int] | None) -> int:
 
 
 def _normal_bus_id(info: Any) -> str | None:
-    """Return the bus id of an nvmlPciInfo_t as sysfs and NCCL write it, `0000:1b:00.0`.
-
-    NVML itself writes eight digits of domain.
-    """
+    """Return the bus id of an nvmlPciInfo_t, `00000000:1b:00.0`, as sysfs and NCCL write it."""
     text = getattr(info, "busId", None)
     text = text.decode() if isinstance(text, bytes) else text
     match = re.fullmatch(r"([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", str(text).lower())

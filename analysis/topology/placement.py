@@ -413,7 +413,6 @@ class _Machine:
         return max(highest, key=speeds.__getitem__), min(lowest, key=speeds.__getitem__)
 
     def ring(self, members: Sequence[int], in_worst_order: bool = False) -> Ring:
-        """Return the GPUs at these positions in their best order, or in the worst."""
         order = self.order(members, in_worst_order)
         ids = tuple(self.ids[position] for position in order)
         if len(ids) < 2:

@@ -11,6 +11,7 @@ paths.cc of NVIDIA/nccl.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -114,8 +115,6 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
 
 
 class _TopologyTable:
-    """The table in a text: its header, and the row of every device."""
-
     def __init__(self, text: str) -> None:
         self.lines = [ANSI_CODE.sub("", line).rstrip("\r") for line in text.split("\n")]
         self.header = 0  # its line, from 1
@@ -227,7 +226,6 @@ class _TopologyTable:
         return {column: text for column, text in values.items() if NUMBER_LIST.fullmatch(text)}
 
     def symmetric_links(self) -> dict[Pair, str]:
-        """Return the link of each unordered pair; both rows that state it must agree."""
         links: dict[Pair, str] = {}
         for (i, a), (j, b) in combinations(enumerate(self.devices), 2):
             there, back = self.rows[a].words[j], self.rows[b].words[i]
@@ -307,8 +305,6 @@ def parse_topology_xml(text: str) -> Topology:
 
 
 class _XmlReader:
-    """Collects GPUs, NICs and NVLinks while a dump is parsed."""
-
     def __init__(self) -> None:
         self.gpus: dict[int, Gpu] = {}
         self.nics: list[str] = []
@@ -367,27 +363,24 @@ class _XmlReader:
 
     def nvlink_classes(self) -> tuple[dict[Pair, str], bool]:
         """Return the NV# class of the pairs that NVLink joins, and whether links pass switches."""
-        index_of_bus = {}
-        for gpu in self.gpus.values():
-            if gpu.bus_id:
-                index_of_bus[gpu.bus_id] = gpu.index
-        direct: dict[tuple[int, int], int] = {}
+        index_of_bus = {gpu.bus_id: index for index, gpu in self.gpus.items() if gpu.bus_id}
+        direct: Counter[tuple[int, int]] = Counter()
         lines: dict[tuple[int, int], int] = {}  # of the first element
-        switched: dict[int, int] = {}
+        switched: Counter[int] = Counter()
         for nvlink in self.nvlinks:
             peer = index_of_bus.get(nvlink.target)
             if peer is not None and peer != nvlink.gpu:
                 pair = nvlink.gpu, peer
-                direct[pair] = direct.get(pair, 0) + nvlink.links
+                direct[pair] += nvlink.links
                 lines.setdefault(pair, nvlink.line)
             elif nvlink.pci_class == NVSWITCH_PCI_CLASS:
-                switched[nvlink.gpu] = switched.get(nvlink.gpu, 0) + nvlink.links
+                switched[nvlink.gpu] += nvlink.links
             # anything else ends in a CPU or in a GPU outside of the communicator
         links: dict[Pair, str] = {}
         for a, b in combinations(switched, 2):
             links[frozenset((a, b))] = f"NV{min(switched[a], switched[b])}"
         for (a, b), count in direct.items():
-            back = direct.get((b, a), 0)
+            back = direct[b, a]
             if back != count:
                 raise UnreadableInput(
                     f"line {lines[a, b]}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back "

@@ -213,10 +213,7 @@ class _KinetoReader:
         )
 
     def launch_times(self) -> dict[int, int]:
-        """Return {correlation: host time of the call in ns}; of several calls the first.
-
-        A call into the runtime calls the driver.
-        """
+        """Return {correlation: host ns of its first call}; the runtime calls the driver."""
         events = self.events["launch"]
         launches: dict[int, int] = {}
         for event, start in zip(events, (self.base_ns + _ns(events, "ts")).tolist(), strict=True):
@@ -252,7 +249,6 @@ def _ns(events: Sequence[JsonEvent], key: str) -> Times:
 
 
 def _argument(event: JsonEvent, key: str) -> int:
-    """Return an integer of the event's `args`, -1 if there is none."""
     return max(_integer(event["args"].get(key)), -1)
 
 

@@ -185,12 +185,10 @@ class _Range(NamedTuple):
 
 
 def read_nsys(path: Path, report: Path, names: Names) -> Trace:
-    """Return the ranks of the export at `path`, whose clock is that of `report`.
+    """Return the ranks of the export at `path`, whose clock is that of `report`; of ranks on CPUs,
+    which have NVTX ranges and no CUDA activity, step times only.
 
-    NVTX ranges without any CUDA activity (ranks on CPUs) give step times only.
-
-    Raises UnreadableInput: a foreign or damaged file, or CUDA calls but no kernels: they do not say
-    how long anything took, and that is not 0 ms.
+    Raises UnreadableInput: a foreign or damaged file, or CUDA calls but no kernels.
     """
     with open_export(path) as export:
         reader = _NsysReader(export, names)
@@ -229,10 +227,7 @@ class _NsysReader:
                 self.ranges.append(_Range(start, end, pid, thread, name))
 
     def host_ranks(self) -> list[RankTrace]:
-        """Return the processes of which only NVTX ranges were traced.
-
-        Raises UnreadableInput: there are CUDA calls, or no ranges either.
-        """
+        """Return the processes of which only NVTX ranges were traced. Raises UnreadableInput."""
         calls, graphs = self.export.count(RUNTIME), self.export.count(GRAPHS)
         if graphs:
             raise UnreadableInput(
@@ -321,10 +316,8 @@ class _NsysReader:
     def processes_on_devices(
         self, kernels: NDArray[Any], is_nccl: NDArray[np.bool_]
     ) -> list[tuple[int, int]]:
-        """Return (process, CUDA device) of every rank.
-
-        A process that uses NCCL on one device and touches another (a context made by accident,
-        usually on GPU 0) is one rank. What it ran elsewhere is noted and not counted.
+        """Return (process, CUDA device) of every rank. A process that uses NCCL on one device and
+        touches another (a context made by accident, usually on GPU 0) is one rank.
         """
         pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
         with_nccl = set(map(tuple, np.unique(pairs[is_nccl], axis=0).tolist()))
@@ -362,9 +355,8 @@ class _NsysReader:
         return [(rank, pid, device) for rank, (device, pid) in enumerate(by_device)]
 
     def read_launches(self) -> NDArray[Any]:
-        """Return the calls that launched GPU work, by ascending key.
-
-        Of a call into the runtime, which calls the driver, the first counts.
+        """Return the calls that launched GPU work, by ascending key; of those with one, the first:
+        a call into the runtime calls the driver.
         """
         ids = [str(number) for number, name in self.strings.items() if name.startswith(_LAUNCHERS)]
         if not ids or "nameId" not in self.export.columns.get(RUNTIME, []):
@@ -411,6 +403,5 @@ def _events(rows: NDArray[Any], launches: NDArray[Any]) -> Events:
 
 
 def _translated(values: Times, translate: Callable[[int], int]) -> Times:
-    """Translate every value; `translate` is called once per distinct value."""
     distinct, inverse = np.unique(values, return_inverse=True)
     return np.array([translate(value) for value in distinct.tolist()], dtype=np.int64)[inverse]
