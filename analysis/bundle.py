@@ -72,11 +72,8 @@ def bundle(study: Path, file: Path | None = None) -> Path:
 
     That is `file`, or STUDY.bundle.zip in it where it is a folder; without it, beside the study.
 
-    Raises:
-        UnreadableInput: the folder holds no record.
-        WrongStudy: a record does not say what its samples say.
-        NotOurs: something else than a bundle is there already.
-        OSError: a file cannot be read or written.
+    Raises OSError; UnreadableInput: the folder holds no record; WrongStudy: a record does not say
+    what its samples say; NotOurs: something else than a bundle is there already.
     """
     # The whole path of the folder, which ends in the study's name; a link keeps its own.
     folder = study.resolve() if study.name == ".." else study.absolute()
@@ -217,10 +214,7 @@ def _sums(root: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path | None]:
     """Yield the folder of a bundle, of an archive a temporary copy; None for what is no bundle.
-
-    Raises:
-        UnreadableInput: the archive is damaged, or holds no bundle.
-        OSError: it cannot be read, or there is no room for the copy.
+    Raises UnreadableInput, and OSError: it cannot be read, or there is no room for the copy.
     """
     if (path / SUMS).is_file():
         yield path

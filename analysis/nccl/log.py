@@ -138,10 +138,7 @@ def version_numbers(version: str | None) -> tuple[int, ...] | None:
 
 def read_nccl_log(files: Sequence[str | Path]) -> NcclLog:
     """Return what the files of one run say: one log of all ranks, or one per rank.
-
-    Raises:
-        OSError: a file cannot be opened.
-        UnreadableInput: no file has a line of NCCL.
+    Raises OSError, and UnreadableInput: no file has a line of NCCL.
     """
     texts = [read_text(file) for file in files]
     try:

@@ -30,13 +30,9 @@ class NoDriver(UnreadableInput):
 
 
 def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology:
-    """Return the topology of this machine, by NVML and sysfs.
+    """Return the topology of this machine; `nvml` is pynvml, or a module that answers like it.
 
-    `nvml` is the pynvml module, or one that answers like it.
-
-    Raises:
-        NoDriver: there is no driver, or no GPU.
-        UnreadableInput: NVML stopped answering.
+    Raises NoDriver: there is no driver, or no GPU; UnreadableInput: NVML stopped answering.
     """
     if nvml is None:
         try:

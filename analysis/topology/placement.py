@@ -346,7 +346,7 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         raise ValueError(
             f"a machine of {gpus} GPUs; expected at most {MOST_GPUS}, for which the search is short"
         )
-    machine = _Machine(topology, matrix)
+    machine = _MachineRings(topology, matrix)
     best, worst = machine.best_and_worst(count)
     return Placement(machine.ring(best), machine.ring(worst), machine.ring(best, True))
 
@@ -354,10 +354,10 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
 def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
     """Return 2 to MOST_GPUS GPUs in their best order, with the nominal bandwidth of the set."""
     members = [topology.gpus.index(gpu) for gpu in sorted(gpus)]
-    return _Machine(topology, None).ring(members)
+    return _MachineRings(topology, None).ring(members)
 
 
-class _Machine:
+class _MachineRings:
     """A machine's GPUs by position: their wires, and the weights that order its rings."""
 
     def __init__(self, topology: Topology | None, matrix: Matrix | None) -> None:

@@ -38,10 +38,7 @@ from analysis.topology.nvml import cpu_list, read_live_topology
 
 def read_topology(file: str | Path | None, gpu_name: str | None = None) -> Topology:
     """Return the topology in a file (`-`: standard input), or of this machine if `file` is None.
-
-    Raises:
-        OSError: the file cannot be opened.
-        UnreadableInput: it holds no topology; NoDriver if this machine has no GPU.
+    Raises OSError, and UnreadableInput: it holds no topology; NoDriver: this machine has no GPU.
     """
     if file is None:
         return read_live_topology()

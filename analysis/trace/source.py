@@ -37,11 +37,8 @@ _EXPORT_SECONDS = 1800
 
 
 def read_trace(source: str) -> Trace:
-    """Return the trace of one run.
-
-    Raises:
-        OSError: a file cannot be opened.
-        UnreadableInput: it is not a trace, or its files are not of one run.
+    """Return the trace of one run. Raises OSError, and UnreadableInput: it is not a trace, or its
+    files are not of one run.
     """
     folder = Path(source)
     in_folder = folder.is_dir()
@@ -120,11 +117,7 @@ def plain_export(path: Path, scratch: Path) -> Path:
 
 def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
     """Return the SQLite export of a report, made in the folder `scratch` with `nsys`, else the nsys
-    of the variable NSYS or of PATH.
-
-    Raises:
-        OSError: the report does not exist.
-        UnreadableInput: it cannot be exported.
+    of the variable NSYS or of PATH. Raises OSError, and UnreadableInput: it cannot be exported.
     """
     path.open("rb").close()
     nsys = nsys or os.environ.get("NSYS") or shutil.which("nsys")
