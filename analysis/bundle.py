@@ -67,19 +67,12 @@ def bundle(study: Path, file: Path | None = None) -> Path:
 
     That is `file`, or STUDY.bundle.zip in it where it is a folder; without it, beside the study.
 
-    Raises:
-        UnreadableInput: the folder holds no record.
-        WrongStudy: a record does not say what its samples say.
-        NotOurs: something else than a bundle is there already.
-        OSError: a file cannot be read or written.
+    Raises OSError; UnreadableInput: the folder holds no record; WrongStudy: a record does not say
+    what its samples say; NotOurs: something else than a bundle is there already.
     """
     # The whole path of the folder, which ends in the study's name; a link keeps its own.
-    folder = study.absolute()
-    if study.name == "..":
-        folder = study.resolve()
-    target = folder.parent
-    if file is not None:
-        target = file.resolve()
+    folder = study.resolve() if study.name == ".." else study.absolute()
+    target = folder.parent if file is None else file.resolve()
     if target.is_dir():
         target /= f"{folder.name}{SUFFIX}"
     refuse_other(target)
@@ -99,9 +92,8 @@ def bundle(study: Path, file: Path | None = None) -> Path:
             archive.comment = MARK
             for path in _files(root):
                 entry = zipfile.ZipInfo(path.relative_to(work).as_posix(), EARLIEST)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                if path.suffix == PACKED:
-                    entry.compress_type = zipfile.ZIP_STORED
+                is_packed = path.suffix == PACKED
+                entry.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
                 entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
                 entry.file_size = path.stat().st_size  # beyond 2 GiB it must be known before
                 with path.open("rb") as source, archive.open(entry, "w") as packed:
@@ -137,9 +129,9 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
     # What other studies show of the scatter of runs, as far as the report uses it.
     groups = {runs.group.wider[-1] for runs in original.runs}
     beside = {}
-    for (group, metric), scatter in of_other_studies(folder).items():
-        if group.wider[-1] in groups:
-            beside[group, metric] = scatter
+    for key, scatter in of_other_studies(folder).items():
+        if key[0].wider[-1] in groups:
+            beside[key] = scatter
     if beside:
         _put(root / NOISE_FLOOR, encoded(as_json({"other studies": beside}), indent=1))
     report, _ = examine(inside)
@@ -166,10 +158,9 @@ def _readme(report: Report, study: str, checked: Verification, is_scatter_beside
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         made["version"] = importlib.metadata.version("ringside")
     commit = _git("rev-parse", "HEAD")
-    if commit and _git("status", "--porcelain", "-uno"):
-        commit += " with changes"
     if commit:
-        made["commit"] = commit
+        changes = _git("status", "--porcelain", "-uno")
+        made["commit"] = f"{commit} with changes" if changes else commit
     for library in DRAWN_BY:
         made[library] = importlib.metadata.version(library)
     name = single_line(study).replace("`", "'")
@@ -202,10 +193,7 @@ def _sums(root: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path | None]:
     """Yield the folder of a bundle, of an archive a temporary copy; None for what is no bundle.
-
-    Raises:
-        UnreadableInput: the archive is damaged, or holds no bundle.
-        OSError: it cannot be read, or there is no room for the copy.
+    Raises UnreadableInput, and OSError: it cannot be read, or there is no room for the copy.
     """
     if (path / SUMS).is_file():
         yield path
@@ -263,13 +251,11 @@ def changed(root: Path) -> tuple[int, list[Difference]]:
     except ValueError:
         raise UnreadableInput(f"{root / SUMS}: no list of hashes, as sha256sum writes it") from None
     folders = {name.split("/")[0] for name in recorded if "/" in name}
-    present = {}
-    for name, digest in _sums(root).items():
-        if name in recorded or name.split("/")[0] in folders:
-            present[name] = digest
+    present = _sums(root)
     differences = []
     for name in sorted({*recorded, *present}):
         before, now = recorded.get(name, ABSENT), present.get(name, ABSENT)
-        if before != now:
+        is_foreign = name not in recorded and name.split("/")[0] not in folders
+        if before != now and not is_foreign:
             differences.append(Difference("", name, "SHA-256", before, now))
     return len(recorded), differences

@@ -5,7 +5,7 @@ Parts are cut out by lines that rank 0 and the sampler of its GPUs wrote while t
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,14 +27,14 @@ EXIT = "exit"  # from the result until the launcher had seen the end
 
 # Windows before the measuring begins; they do not count as measuring.
 BEFORE_MEASURING = ("first", "warm-up", "using up")
-# Lines whose windows are the sum of samples: the keys of the samples, in the line or in its rows,
+# Lines whose windows are the sum of samples: the key of the samples, in the line or in its rows,
 # and their ms per unit.
-SAMPLES: Mapping[str, tuple[tuple[str, ...], float]] = {
-    Kind.HELD: (("ms",), 1.0),
-    Kind.TIMELINE: (("update_ms",), 1.0),
-    Kind.BUCKET_EXCHANGE: (("ms",), 1.0),
-    Kind.SOLVES: (("seconds",), 1e3),
-    Kind.GRID_COPIES: (("seconds",), 1e3),
+SAMPLES: Mapping[str, tuple[str, float]] = {
+    Kind.HELD: ("ms", 1.0),
+    Kind.TIMELINE: ("update_ms", 1.0),
+    Kind.BUCKET_EXCHANGE: ("ms", 1.0),
+    Kind.SOLVES: ("seconds", 1e3),
+    Kind.GRID_COPIES: ("seconds", 1e3),
 }
 LONGEST_WINDOW_MS = 1e12
 NEED_WINDOW_MS = (Kind.WINDOW, Kind.P2P)  # without `window_ms` their length is not known
@@ -86,7 +86,7 @@ def from_record(record: Record) -> CellCost:
     rows = record.tables.get(TABLE, {"rows": []})["rows"]
     seconds = {row["part"]: float(row["seconds"]) for row in rows}
     adds_up = abs(sum(seconds.values()) - total) <= SLACK_S
-    if not adds_up or not all(0 <= value < math.inf for value in seconds.values()):
+    if not adds_up or min(seconds.values(), default=0.0) < 0:
         return CellCost(total, {}, None)
     measuring = record.metrics.get(MEASURING)
     if measuring is not None and not 0 < measuring < math.inf:
@@ -129,7 +129,7 @@ def parts(
 
 def measuring_seconds(lines: RankLines) -> float | None:
     """Return the seconds in which a rank was inside a window that counts; None: not known."""
-    spans = []
+    edges: list[tuple[float, int]] = []  # of windows, which a rank enters (1) and leaves (-1)
     for own in lines.values():
         for line in own:
             if line["kind"] in NEED_WINDOW_MS and "window_ms" not in line:
@@ -138,35 +138,23 @@ def measuring_seconds(lines: RankLines) -> float | None:
                 continue
             length_ms = line.get("window_ms", line.get("host_ms"))  # with its lead-in
             if length_ms is None and line["kind"] in SAMPLES:
-                names, ms_per_unit = SAMPLES[line["kind"]]
+                name, ms_per_unit = SAMPLES[line["kind"]]
                 sums = []
                 for holder in (line, *(line.get("rows") or ())):
-                    for name in names:
-                        samples = holder.get(name, [])
-                        if isinstance(samples, list) and all(map(_is_length, samples)):
-                            sums.append(ms_per_unit * math.fsum(samples))
+                    samples = holder.get(name, [])
+                    if isinstance(samples, list) and all(map(_is_length, samples)):
+                        sums.append(ms_per_unit * math.fsum(samples))
                 length_ms = math.fsum(sums)
             if _is_length(length_ms) and length_ms > 0:
                 # A line is written right after its window.
-                spans.append((line["time"] - length_ms / 1e3, line["time"]))
-    return union_seconds(spans) or None
-
-
-def union_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that are inside at least one of some spans (from, to)."""
-    edges = []
-    for first, last in spans:
-        if last > first:
-            edges += [(first, 1), (last, -1)]
-    total, depth = 0.0, 0
+                edges += [(line["time"] - length_ms / 1e3, 1), (line["time"], -1)]
+    seconds, depth = 0.0, 0
     for (moment, change), (following, _) in pairwise(sorted(edges)):
         depth += change
         if depth:
-            total += following - moment
-    return total
+            seconds += following - moment
+    return seconds or None
 
 
 def _is_length(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < LONGEST_WINDOW_MS
+    return type(value) in (int, float) and abs(value) < LONGEST_WINDOW_MS

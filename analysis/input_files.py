@@ -37,10 +37,7 @@ class UnreadableInput(ValueError):
 
 def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
     """Return a file's text; `-` is standard input, and gzip is unpacked.
-
-    Raises:
-        OSError: it cannot be opened.
-        UnreadableInput: more bytes than `largest`, or a cut gzip file.
+    Raises OSError, and UnreadableInput: more bytes than `largest`, or a cut gzip file.
     """
     standard_input = contextlib.nullcontext(cast(BufferedReader, sys.stdin.buffer))
     with standard_input if str(file) == "-" else Path(file).open("rb") as stream:
@@ -60,11 +57,8 @@ def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
 def read_input(
     file: str | Path, parse: Callable[[str], Parsed], largest: int = LARGEST_TEXT_BYTES
 ) -> Parsed:
-    """Return what `parse` makes of a file's text.
-
-    Raises:
-        OSError: the file cannot be opened.
-        UnreadableInput: it is too large or `parse` refuses it; the message begins with its name.
+    """Return what `parse` makes of a file's text. Raises OSError, and UnreadableInput, which begins
+    with the file's name: it is too large, or `parse` refuses it.
     """
     text = read_text(file, largest)
     try:

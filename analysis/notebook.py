@@ -403,9 +403,6 @@ def _used_columns(runs: Runs) -> Values:
                 used[name] = record.effective.get(name)
     used |= {"study": runs.records[0].study, "hardware": hardware(runs.records[0])}
     for name, value in runs.provenance.items():
-        if name == CONNECTIONS:
-            continue
-        if name not in PROVENANCE:
-            name = f"inherited_{name}"
-        used[name] = value or None
+        if name != CONNECTIONS:
+            used[name if name in PROVENANCE else f"inherited_{name}"] = value or None
     return used

@@ -28,9 +28,6 @@ def only(text):
     return run
 
 
-# --- forms ------------------------------------------------------------------------------------------------------
-
-
 def matrix(title, word, *rows):
     columns = "".join(f"{column:6d} " for column in range(len(rows[0])))
     lines = [
@@ -87,9 +84,6 @@ def test_contradictions_about_access_are_told():
     assert run.notes == [note]
     refused = only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access"))
     assert refused.to_json()["access"]["0-1"] is False
-
-
-# --- damage -----------------------------------------------------------------------------------------------------
 
 
 def values_of(run):
@@ -207,9 +201,6 @@ def test_a_refusal_says_what_and_where(text, sentence):
         parse_matrices(text)
     head = "expected the output of p2pBandwidthLatencyTest: a title such as"
     assert str(raised.value).startswith(head) and sentence in str(raised.value)
-
-
-# --- the command ------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_every_run(capsys, tmp_path):

@@ -93,8 +93,6 @@ def test_a_report_with_its_export_beside_it_is_read_once(tmp_path):
     assert not trace.one_clock
 
 
-# --- scrubbing --------------------------------------------------------------------------------------------------
-
 SECRET = "hunter2-planted-secret"
 
 

@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from analysis.commands.predict_cells import (
     UNTOUCHED,
     add_choices,
     devices_of,
+    forecasts,
     print_command,
     print_notes,
     read_nccl,
     read_subsets,
     refuse_absent,
-    shown,
     typed_choices,
 )
 from analysis.commands.terminal_tables import print_table
@@ -51,14 +52,7 @@ from analysis.prediction.candidates import (
     studied_settings,
     topology_of,
 )
-from analysis.prediction.forecast import (
-    LEVEL,
-    forecast,
-    held_out_cells,
-    scores_of,
-    way_of,
-    why_no_error,
-)
+from analysis.prediction.forecast import LEVEL, held_out_cells, scores_of, way_of, why_no_error
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import number
 from analysis.report.table import Column, Table
@@ -104,10 +98,7 @@ class RankedCell:
 
 def best(ranked: Sequence[RankedCell]) -> RankedCell:
     """Return the fastest of those that were measured; where it is not known, the highest rate."""
-    for cell in ranked:
-        if cell.standing == FASTEST:
-            return cell
-    return ranked[0]
+    return next((cell for cell in ranked if cell.standing == FASTEST), ranked[0])
 
 
 def is_as_fast(cell: RankedCell, first: RankedCell) -> bool | None:
@@ -134,7 +125,7 @@ def rank(
     record. Raises ValueError where no candidate has a forecast.
     """
     ranked: list[RankedCell] = []
-    refused: dict[Candidate, str] = {}
+    unmeasured = []
     for candidate in several:
         query = candidate.query
         measured = []
@@ -144,17 +135,14 @@ def rank(
                 measured.append(cell)
         if measured:
             ranked.append(_by_runs(candidate, measured, standings or {}))
-            continue
-        of_query = scores[way_of(calibration, candidate.query)]
-        try:
-            prediction = shown(forecast(calibration, query, of_query), query)
-        except ValueError as error:
-            refused[candidate] = str(error)
-            continue
+        else:
+            unmeasured.append(candidate)
+    predictions, refused = forecasts(calibration, unmeasured, scores)
+    for candidate, prediction in predictions.items():
         rate, step_ms = prediction.images_per_second, prediction.step_ms
         if prediction.low is None or prediction.high is None:
-            why = why_no_error(candidate.query, len(of_query))
-            ranked.append(RankedCell(candidate, rate, why=why))
+            held_out = len(scores[way_of(calibration, candidate.query)])
+            ranked.append(RankedCell(candidate, rate, why=why_no_error(candidate.query, held_out)))
             continue
         bounded = step_ms - prediction.low < (prediction.high - step_ms) * (1 - 1e-9)
         images = rate * step_ms
@@ -176,23 +164,20 @@ def _by_runs(
     runs = 0
     rates = []
     ends = []
-    lent_by = ""
+    why = ""
     for cell in measured:
         assert cell.rate is not None
         runs += len(cell.record_ids)
         rates.append(cell.rate.value)
-        lent_by = lent_by or cell.lent_by
+        if cell.lent_by and not why:
+            why = "too few repeats for an interval of its own; the one shown rests on "
+            why += cell.lent_by
         if cell.rate.low is not None and cell.rate.high is not None:
             ends += [cell.rate.low, cell.rate.high]
     rate = statistics.fmean(rates)
     ranked = standings.get(measured[0].record_ids[0])
-    standing = ""
-    if ranked is not None and len(measured) == 1:
-        standing = ranked.standing
+    standing = ranked.standing if ranked is not None and len(measured) == 1 else ""
     if len(ends) == 2 * len(measured):
-        why = ""
-        if lent_by:
-            why = f"too few repeats for an interval of its own; the one shown rests on {lent_by}"
         return RankedCell(candidate, rate, min(ends), max(ends), runs, standing, why=why)
     return RankedCell(candidate, rate, runs=runs, standing=standing, why=NO_VARIATION)
 
@@ -236,9 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
         **typed_choices(arguments),
     )
     by_workload = candidates(calibration, request)
-    queries = []
-    for several in by_workload.values():
-        queries += [candidate.query for candidate in several]
+    queries = [candidate.query for candidate in chain.from_iterable(by_workload.values())]
     held = held_out_cells(calibration, queries)
     scores = {way: scores_of(results) for way, results in held.items()}
     standings: dict[str, RankedConfiguration] = {}
@@ -287,9 +270,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]) -> dict[str, Any]:
-    refused = []
-    for candidate, why in omitted.items():
-        refused.append({**_candidate_json(candidate), "why": why})
+    refused = [{**_candidate_json(candidate), "why": why} for candidate, why in omitted.items()]
     first = best(ranked)
     cells = []
     for cell in ranked:
@@ -354,10 +335,9 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
 
 def _names(ranked: Sequence[RankedCell]) -> dict[RankedCell, str]:
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    sizes = set()
+    sizes = {cell.candidate.query.batch_size for cell in ranked}
     for cell in ranked:
         query = cell.candidate.query
-        sizes.add(query.batch_size)
         for option, value in query.options:
             values[query.strategy, option].add(value)
     names = {}
@@ -379,16 +359,13 @@ def _names(ranked: Sequence[RankedCell]) -> dict[RankedCell, str]:
 
 
 def _advice_sentences(ranked: Sequence[RankedCell], names: Mapping[RankedCell, str]) -> str:
-    """Return which configuration is best, in words; without intervals no order is claimed."""
     first = best(ranked)
     how = "measured" if first.runs else "forecast"
     configuration = f"{names[first]} ({number(first.rate, 'rate')} images/s, {how})"
-    words = f"Best guess: {configuration}"
-    if first.standing == FASTEST:
-        words = f"Fastest: {configuration}"
-    elif len(ranked) > 1 and first.why:
+    if first.standing != FASTEST and len(ranked) > 1 and first.why:
         why = sentence(first.why)
         return f"It is not known which is fastest. Highest rate: {configuration}. {why}"
+    words = f"{'Fastest' if first.standing == FASTEST else 'Best guess'}: {configuration}"
     tied = [names[cell] for cell in ranked if cell.standing == TIED and first.standing == FASTEST]
     if tied:
         words += f"; tied with {join_words(tied, 3)}"

@@ -63,6 +63,7 @@ EMOJI = str.maketrans({"✓": "✅", "✗": "❌", "○": "⚠️"})
 STYLES = {"✓": "", "✗": "bold red", "○": "bold yellow"}  # of rows
 WIDE, NARROW = 100, 80  # columns of a terminal with room for DISPENSABLE, for what detects says
 DISPENSABLE = ("runs", "verdict")
+Sides = Sequence[Sequence[StudyInput]]  # the studies of A, and those of B
 NOT_IN_TURN = (
     "A and B were not measured in turn: heat, clocks or other jobs that change from one sweep to "
     "the next look like a difference."
@@ -120,9 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     return STATUS[outcome]
 
 
-def _nothing_common(
-    arguments: argparse.Namespace, sides: Sequence[Sequence[StudyInput]], result: Differences
-) -> str:
+def _nothing_common(arguments: argparse.Namespace, sides: Sides, result: Differences) -> str:
     line = (
         f"{arguments.a} and {arguments.b} have no configuration in common that is usable in both: "
     )
@@ -141,16 +140,14 @@ def _nothing_common(
     )
 
 
-def _apart(sides: Sequence[Sequence[StudyInput]], result: Differences) -> dict[str, list[str]]:
+def _apart(sides: Sides, result: Differences) -> dict[str, list[str]]:
     apart, _ = differing([*sides[0], *sides[1]])
     for name, (first, second) in result.facts.items():
         apart[name] = [first] * len(sides[0]) + [second] * len(sides[1])
     return apart
 
 
-def _as_json(
-    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float
-) -> dict[str, Any]:
+def _as_json(sides: Sides, result: Differences, limit: float) -> dict[str, Any]:
     """Return everything in plain JSON types: shares of one, the second minus the first."""
     inputs = []
     for side in sides:
@@ -161,12 +158,6 @@ def _as_json(
         inputs.append(facts)
     _, shared = differing([*sides[0], *sides[1]])
     apart = _apart(sides, result)
-    cells, regressions = [], 0
-    verdicts: Counter[str] = Counter()
-    for cell in result.cells:
-        cells.append(_cell_json(cell, limit))
-        regressions += cell.is_regression(limit)
-        verdicts[cell.verdict] += 1
     return {
         "a": inputs[0],
         "b": inputs[1],
@@ -174,16 +165,15 @@ def _as_json(
         "shared": shared,
         "limit": limit,
         "outcome": result.outcome(limit),
-        "regressions": regressions,
-        "verdicts": dict(verdicts),
-        "cells": cells,
+        "regressions": sum(cell.is_regression(limit) for cell in result.cells),
+        "verdicts": Counter(cell.verdict for cell in result.cells),
+        "cells": [_cell_json(cell, limit) for cell in result.cells],
         "only_a": _alone(result.only_first),
         "only_b": _alone(result.only_second),
     }
 
 
 def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
-    change = asdict(cell.change) if cell.change is not None else None
     numbers = []
     for side in (cell.first, cell.second):
         values = {}
@@ -192,15 +182,13 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
         numbers.append(values)
     steps = {}
     for name, step in cell.steps.items():
-        unit = unit_of_metric(name)
-        if step.logarithm:
-            unit = "share of a"
+        unit = "share of a" if step.logarithm else unit_of_metric(name)
         steps[name] = asdict(step.estimate()) | {"unit": unit}
     return {
         "cell": cell.name,
         "gpus": list(cell.gpus),
         "metric": cell.metric,
-        "change": change,
+        "change": asdict(cell.change) if cell.change is not None else None,
         "verdict": cell.verdict,
         "smallest": cell.smallest,
         "regression": cell.is_regression(limit),
@@ -214,9 +202,7 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
     }
 
 
-def _print(
-    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, in_markdown: bool
-) -> None:
+def _print(sides: Sides, result: Differences, limit: float, in_markdown: bool) -> None:
     out, outcome = console(), result.outcome(limit)
     mark = MARKS[outcome]
     headline, *parts = _parts(sides, result, limit, WIDE if in_markdown else out.width)
@@ -243,9 +229,7 @@ def _print(
         out.print(table)
 
 
-def _parts(
-    sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float, width: int
-) -> list[str | Table]:
+def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[str | Table]:
     def rank(cell: CellDifference) -> tuple[float, float]:
         change = cell.change.value if cell.change is not None else 0.0
         return [*WORDS].index(cell.outcome(limit)), change
@@ -280,9 +264,7 @@ def _parts(
     return parts
 
 
-def _environment(
-    sides: Sequence[Sequence[StudyInput]], result: Differences
-) -> Iterator[str | Table]:
+def _environment(sides: Sides, result: Differences) -> Iterator[str | Table]:
     letters = []
     for letter, side in zip("AB", sides, strict=True):
         for study in side:
@@ -301,7 +283,6 @@ def _environment(
 
 
 def _table(cells: Sequence[CellDifference], limit: float, width: int) -> Table:
-    """Return the differences, each with the mark of its outcome."""
     table = differences_table(cells, "cells", "B against A")
     columns = [Column("outcome", "")]
     hidden = DISPENSABLE if width >= NARROW else (*DISPENSABLE, "smallest")
@@ -330,12 +311,7 @@ def _beside(cells: Sequence[CellDifference]) -> list[str]:
     return first_lines(lines, 3)
 
 
-def _headline(
-    sides: Sequence[Sequence[StudyInput]],
-    cells: Sequence[CellDifference],
-    limit: float,
-    outcome: str,
-) -> str:
+def _headline(sides: Sides, cells: Sequence[CellDifference], limit: float, outcome: str) -> str:
     """Return what follows the outcome: the first cell, which is the worst, or what was passed."""
     worst, size = cells[0], f"{100 * limit:g} %"
     if outcome == PASS:
@@ -383,26 +359,24 @@ def _suspect(cell: CellDifference) -> str:
     remedy = f"remove the cause and measure {studies} again with resume=false"
     if LOADED & codes.keys():
         remedy = f"measure {studies} again on an idle machine with resume=false"
-    studies = " and ".join(cell.all_suspect)
-    return f"every run is suspect in {studies} ({', '.join(codes)}): {remedy}"
+    where = " and ".join(cell.all_suspect)
+    return f"every run is suspect in {where} ({', '.join(codes)}): {remedy}"
 
 
 def _alone(names: Mapping[str, str]) -> list[str]:
     words = []
     for name, why in names.items():
-        reason = f" (the other study's is not usable: {why})" if why else ""
-        words.append(f"{name}{reason}")
+        words.append(f"{name} (the other study's is not usable: {why})" if why else name)
     return words
 
 
 def _write_junit(path: Path, result: Differences, limit: float) -> None:
-    outcomes = Counter(cell.outcome(limit) for cell in result.cells)
-    suite = ElementTree.Element("testsuite", name="compare", tests=str(len(result.cells)))
-    suite.set("failures", str(outcomes[FAIL]))
-    suite.set("errors", str(outcomes[INCONCLUSIVE]))
-    for cell in result.cells:
+    outcomes = [cell.outcome(limit) for cell in result.cells]
+    suite = ElementTree.Element("testsuite", name="compare", tests=str(len(outcomes)))
+    suite.set("failures", str(outcomes.count(FAIL)))
+    suite.set("errors", str(outcomes.count(INCONCLUSIVE)))
+    for cell, outcome in zip(result.cells, outcomes, strict=True):
         case = ElementTree.SubElement(suite, "testcase", name=single_line(cell.name))
-        outcome = cell.outcome(limit)
         if outcome == FAIL:
             ElementTree.SubElement(case, "failure", message=estimate(cell.change, "change"))
         elif outcome == INCONCLUSIVE:

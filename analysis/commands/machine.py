@@ -1,9 +1,4 @@
-"""The commands on one machine: `topology [FILE]`, `subsets [FILE]` and `place --gpus K`.
-
-`topology` shows the link class between every two GPUs and NICs, as a table, JSON or drawing;
-`subsets` the GPU subsets of a machine, in classes of equal links; `place` which K GPUs to take and
-in which order, the worst set, and the worst order.
-"""
+"""The commands on one machine: `topology [FILE]`, `subsets [FILE]` and `place --gpus K`."""
 
 import argparse
 import json
@@ -80,12 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the command asks for. Raises OSError, ValueError."""
-    if arguments.command == "topology":
-        _run_topology(arguments)
-    elif arguments.command == "subsets":
-        _run_subsets(arguments)
-    else:
-        _run_place(arguments)
+    commands = {"topology": _run_topology, "subsets": _run_subsets, "place": _run_place}
+    commands[arguments.command](arguments)
     return 0
 
 
@@ -102,12 +93,10 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     out = console()
     gpus_near: dict[str, list[str]] = {}
     for gpu in topology.devices:
-        near = []
-        if gpu.cpu_affinity:
-            near.append(f"CPU affinity {gpu.cpu_affinity}")
-        if gpu.numa_affinity:
-            near.append(f"NUMA node {gpu.numa_affinity}")
-        gpus_near.setdefault(", ".join(near), []).append(f"GPU{gpu.index}")
+        cpus = f"CPU affinity {gpu.cpu_affinity}" if gpu.cpu_affinity else ""
+        node = f"NUMA node {gpu.numa_affinity}" if gpu.numa_affinity else ""
+        near = ", ".join(filter(None, (cpus, node)))
+        gpus_near.setdefault(near, []).append(f"GPU{gpu.index}")
     for where, gpus in gpus_near.items():
         if where:
             out.print(f"{where}: {', '.join(gpus)}")
@@ -170,9 +159,7 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
 
 
 def _run_place(arguments: argparse.Namespace) -> None:
-    measured = None
-    if arguments.p2p is not None:
-        measured = read_input(arguments.p2p, parse_bandwidths)
+    measured = read_input(arguments.p2p, parse_bandwidths) if arguments.p2p is not None else None
     try:
         topology = read_topology(arguments.topology)
     except NoDriver as error:
@@ -186,8 +173,7 @@ def _run_place(arguments: argparse.Namespace) -> None:
         rings = {name: ring.to_json() for name, ring in placement.rings().items()}
         print(json.dumps({**rings, "reason": placement.reason}))
         return
-    is_measured = placement.best.slowest_gb_per_s is not None
-    columns = RINGS if is_measured else RINGS[:4]
+    columns = RINGS[:4] if placement.best.slowest_gb_per_s is None else RINGS
     rows = []
     for name, ring in placement.rings().items():
         row: dict[str, Any] = {

@@ -1,14 +1,10 @@
-"""The commands on files of other tools: `nccl-log`, `nccl-tests`, `p2p` and `trace`.
-
-`nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests with their
-notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace TRACE` where
-communication time goes in a trace.
-"""
+"""The commands on files of other tools: `nccl-log`, `nccl-tests`, `p2p` and `trace`."""
 
 import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +132,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the files hold. Raises OSError, UnreadableInput, ValueError."""
-    commands = {
-        "nccl-log": _run_nccl_log,
-        "nccl-tests": _run_nccl_tests,
-        "p2p": _run_p2p,
-        "trace": _run_trace,
-    }
-    commands[arguments.command](arguments)
+    commands = {"nccl-log": _run_nccl_log, "nccl-tests": _run_nccl_tests, "p2p": _run_p2p}
+    commands.get(arguments.command, _run_trace)(arguments)
     return 0
 
 
@@ -162,18 +153,15 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(log.to_json(), indent=2))
         return
-    facts = []
-    for name, text in _nccl_facts(log).items():
-        if text:
-            facts.append({"fact": name, "text": text})
+    facts = [{"fact": name, "text": text} for name, text in _nccl_facts(log).items() if text]
     _print_table("NCCL log", FACTS, facts)
     pairs_of: dict[str, list[str]] = {}
     for pair, words in log.transports.items():
         pairs_of.setdefault(" + ".join(words), []).append(pair)
     rows = []
     for transport, pairs in sorted(pairs_of.items()):
-        row = {"connections": len(pairs), "between": ", ".join(pairs)}
-        rows.append({"transport": transport, **row})
+        between = ", ".join(pairs)
+        rows.append({"transport": transport, "connections": len(pairs), "between": between})
     _print_table("transports (rank->rank)", TRANSPORTS, rows)
     if not rows:
         console().print("The log has no connection: they appear at the first collective.")
@@ -186,10 +174,7 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
 
 
 def _nccl_facts(log: NcclLog) -> dict[str, str]:
-    counts = []
-    for kind, many in log.channels.items():
-        if many is not None:
-            counts.append(f"{many} {kind}")
+    counts = [f"{many} {kind}" for kind, many in log.channels.items() if many is not None]
     channels = ", ".join(counts) or "not said"
     if log.channels_from == "rings":
         channels += " (from the rings)"
@@ -199,15 +184,11 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
             gpus.append(f"{rank}: {device.nvml}")
         elif device.bus_id is not None:
             gpus.append(f"{rank}: bus {device.bus_id}")
-    users: Counter[str] = Counter()
-    for names in log.nics.values():
-        users.update(names)
+    users = Counter(chain.from_iterable(log.nics.values()))
     nics = [f"{name} of {count(ranks, 'rank')}" for name, ranks in sorted(users.items())]
     settings = [f"{name}={value}" for name, value in log.settings.items()]
     conflicts = [f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items()]
-    hosts = ""
-    if log.nodes is not None and log.nodes > 1:
-        hosts = str(log.nodes)
+    hosts = log.nodes or 1
     return {
         "version": log.version or "not said",
         "ranks": "not said" if log.nranks is None else str(log.nranks),
@@ -217,7 +198,7 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
         "several values": ", ".join(conflicts),
         "network": log.network or "",
         "network devices": ", ".join(nics),
-        "hosts": hosts,
+        "hosts": str(hosts) if hosts > 1 else "",
         "NVLS multicast": {True: "available", False: "not available", None: ""}[log.multicast],
     }
 
@@ -225,17 +206,14 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
 def _run_nccl_tests(arguments: argparse.Namespace) -> None:
     runs = []
     for file in arguments.files:
-        for nccl_run in read_nccl_tests(file):
-            runs.append((file, nccl_run))
+        runs += [(file, nccl_run) for nccl_run in read_nccl_tests(file)]
     if arguments.json:
         content = [nccl_run.to_json() | {"file": file} for file, nccl_run in runs]
         print(json.dumps({"runs": content}))
         return
     out = console()
     for file, nccl_run in runs:
-        ranks = "ranks not said"
-        if nccl_run.ranks is not None:
-            ranks = count(nccl_run.ranks, "rank")
+        ranks = "ranks not said" if nccl_run.ranks is None else count(nccl_run.ranks, "rank")
         facts = [nccl_run.collective or "collective not said", ranks]
         for gpu in nccl_run.devices:
             if gpu.get("name") and str(gpu["name"]) not in facts:
@@ -249,7 +227,7 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         for row in nccl_run.rows:
             values = dict(row)
             for placement in ("out_of_place", "in_place"):
-                for key, value in (row[placement] or {}).items():
+                for key, value in row[placement].items():
                     values[f"{placement} {key}"] = value
             rows.append(values)
         _print_table("", NCCL_TESTS, rows)
@@ -277,9 +255,7 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
         print(json.dumps(content))
         return
     for index, matrices in enumerate(runs, 1):
-        prefix = ""
-        if len(runs) > 1:
-            prefix = f"run {index} of {len(runs)}: "
+        prefix = f"run {index} of {len(runs)}: " if len(runs) > 1 else ""
         out = console()
         for gpu, device in sorted(matrices.devices.items()):
             out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
@@ -327,21 +303,17 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     ranks, collectives, copies = [], [], []
     for rank in summary.ranks:
         number = {"rank": str(rank.rank)}
-        facts = {**vars(rank), **number, "ran_on": "the host"}
-        if rank.device is not None:
-            facts["ran_on"] = f"GPU {rank.device}"
+        ran_on = "the host" if rank.device is None else f"GPU {rank.device}"
+        facts = {**vars(rank), **number, "ran_on": ran_on}
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
             facts[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
         ranks.append(facts)
-        for collective in rank.nccl:
-            collectives.append({**collective, **number})
-        for copy in rank.memcpy:
-            copies.append({**copy, **number})
+        collectives += [collective | number for collective in rank.nccl]
+        copies += [copy | number for copy in rank.memcpy]
     across = []
     for row in summary.collectives:
-        title = row["name"]
-        if row["communicator"] is not None:
-            title += f" ({row['communicator']})"
+        group = row["communicator"]
+        title = row["name"] if group is None else f"{row['name']} ({group})"
         across.append({**row, "name": title})
     _print_table(f"ranks ({summary.source})", RANKS, ranks)
     _print_table("collectives per rank", COLLECTIVES, collectives)

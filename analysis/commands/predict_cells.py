@@ -133,13 +133,11 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print forecasts. Raises OSError, ValueError."""
-    wrong = ""
+    example = "such as --gpus 16,64,256 --per-node 8"
     if arguments.per_node is not None and arguments.gpus is None:
-        wrong = f"--per-node {arguments.per_node}: needs --gpus"
-    elif arguments.net is not None and arguments.per_node is None:
-        wrong = f"--net {arguments.net}: needs --gpus and --per-node"
-    if wrong:
-        raise ValueError(f"{wrong}, such as --gpus 16,64,256 --per-node 8")
+        raise ValueError(f"--per-node {arguments.per_node}: needs --gpus, {example}")
+    if arguments.net is not None and arguments.per_node is None:
+        raise ValueError(f"--net {arguments.net}: needs --gpus and --per-node, {example}")
     folders = [open_study(Path(folder)) for folder in arguments.study]
     study = folders[0]
     if len(folders) > 1:
@@ -167,9 +165,7 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     parts = list(map(str.strip, text.split(",")))
     subsets = []
     if per_node is None:
-        groups = [parts]
-        if "+" in text:
-            groups = [part.split("+") for part in parts]
+        groups = [part.split("+") for part in parts] if "+" in text else [parts]
         for group in groups:
             if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
                 raise ValueError(f"--gpus {text!r}: expected {GPUS_FORM}")
@@ -276,33 +272,27 @@ def _print_forecasts(
         gpus_of_host=gpus_of_host,
         **typed_choices(arguments),
     )
-    several: list[Candidate] = []
-    for of_workload in candidates(calibration, request).values():
-        several += of_workload
+    several = list(chain.from_iterable(candidates(calibration, request).values()))
     held = held_out_cells(calibration, [candidate.query for candidate in several])
     scores = {way: scores_of(results) for way, results in held.items()}
     if arguments.net is not None:
         links = replace(calibration.links, network=read_network(arguments.net))
         calibration = replace(calibration, links=links)
-    predictions: dict[Candidate, Forecast] = {}
-    refused: dict[Candidate, str] = {}
-    for candidate in several:
-        query = candidate.query
-        of_query = scores[way_of(calibration, query)]
-        try:
-            predictions[candidate] = shown(forecast(calibration, query, of_query), query)
-        except ValueError as error:
-            refused[candidate] = str(error)
+    predictions, refused = forecasts(calibration, several, scores)
     if not predictions:
         raise ValueError(f"no forecast of {devices_of(several[0].query)}: {refused[several[0]]}")
     doubts, most = measured_doubts(study, calibration, [each.query for each in predictions])
     if arguments.json:
         answers = [_forecast_json(each, predictions.get(each), refused) for each in several]
         of_first = len(scores[way_of(calibration, several[0].query)])
-        calibrated = {"cells": len(calibration.cells), "held_out": of_first}
-        facts = {"machine": calibration.machine, "calibration": calibrated, "level": LEVEL}
-        facts["doubts"] = doubts
-        print(json.dumps({**facts, "forecasts": answers}))
+        content = {
+            "machine": calibration.machine,
+            "calibration": {"cells": len(calibration.cells), "held_out": of_first},
+            "level": LEVEL,
+            "doubts": doubts,
+            "forecasts": answers,
+        }
+        print(json.dumps(content))
         return
     notes = [_no_better(errors_of(results)) for results in held.values()]
     for candidate, why in refused.items():
@@ -319,12 +309,38 @@ def _print_forecasts(
     print_command(unknown, machine_gpus(study, calibration.machine), Path(arguments.study[0]))
 
 
+def forecasts(
+    calibration: CalibrationData,
+    several: Iterable[Candidate],
+    scores: Mapping[str, Sequence[float]],
+) -> tuple[dict[Candidate, Forecast], dict[Candidate, str]]:
+    """Return the forecasts of candidates as they are shown, and {candidate without one: why}.
+
+    `scores` are those of held-out cells by way_of.
+    """
+    predictions = {}
+    refused = {}
+    for candidate in several:
+        query = candidate.query
+        try:
+            made = forecast(calibration, query, scores[way_of(calibration, query)])
+        except ValueError as error:
+            refused[candidate] = str(error)
+            continue
+        if made.low is not None:
+            # Its draws may lie above 100 % efficiency, as one GPU's step is not exactly known.
+            low = shown_low_ms(made.low, made.step_ms, made.efficiency, query.ranks)
+            made = replace(made, low=low)
+        predictions[candidate] = made
+    return predictions, refused
+
+
 def measured_doubts(
     study: Study, calibration: CalibrationData, queries: Iterable[CellQuery]
 ) -> tuple[list[str], dict[Subject, tuple[CellQuery, float]]]:
     """Return a sentence for each model and strategy of queries whose largest measured cell is
-    suspect, or has another efficiency than its own forecast; and the measured one of those whose
-    forecasts promise more.
+    suspect, or has another efficiency than its own forecast; and the cell and its efficiency where
+    the forecast promises more.
     """
     shares: dict[tuple[str, ...], Estimate | None] = {}
     for curve in curves(study).curves:
@@ -391,18 +407,8 @@ def _print_answer(
     print_notes(notes, FIRST_NOTES)
 
 
-def shown(prediction: Forecast, query: CellQuery) -> Forecast:
-    """Return a forecast whose interval ends at 100 % efficiency: its draws may lie above that,
-    as one GPU's step is not exactly known either.
-    """
-    if prediction.low is None:
-        return prediction
-    low = shown_low_ms(prediction.low, prediction.step_ms, prediction.efficiency, query.ranks)
-    return replace(prediction, low=low)
-
-
 def efficiency_of(prediction: Forecast) -> Estimate:
-    """Return the efficiency of a forecast that is `shown`, with its interval."""
+    """Return the efficiency of a forecast as it is shown, with its interval."""
     alone_ms = prediction.efficiency * prediction.step_ms
     if prediction.low is None or prediction.high is None:
         return Estimate(prediction.efficiency)
@@ -439,10 +445,11 @@ def forecast_sentence(
     rate = f"{rounded(prediction.images_per_second, error * prediction.images_per_second)} images/s"
     best = f"{rounded(100 * prediction.efficiency, 100 * error)} %"
     words = f"about {best} efficiency ({rate})."
+    where, share = measured or (query, math.inf)
+    grows = query.ranks >= where.ranks and query.batch_size <= where.batch_size
     if query.ranks < 2:
         words = f"about {rate}."
-    elif measured and _promises_more(query, prediction, *measured):
-        where, share = measured
+    elif grows and prediction.efficiency > share:
         images = prediction.images_per_second * share / prediction.efficiency
         words = (
             f"at most {number(share, 'share')} efficiency ({rounded(images, error * images)} "
@@ -453,12 +460,6 @@ def forecast_sentence(
         word = "best case" if prediction.growth > 1 else "expected"
         words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
     return f"{devices_of(query)}: {words}"
-
-
-def _promises_more(query: CellQuery, made: Forecast, measured: CellQuery, share: float) -> bool:
-    """Tell whether a forecast of more GPUs and no more work is above a measured efficiency."""
-    grows = query.ranks >= measured.ranks and query.batch_size <= measured.batch_size
-    return grows and made.efficiency > share
 
 
 def rounded(value: float, error: float) -> str:
@@ -504,10 +505,8 @@ def devices_of(query: CellQuery) -> str:
     """Return the GPUs of a query: `GPUs 0,1`, or how many on how many hosts."""
     if query.members:
         return f"{query.unit}{'s' * (query.ranks > 1)} {','.join(map(str, query.members))}"
-    many = count(query.ranks, query.unit)
-    if query.hosts == 1:
-        return many
-    return f"{many} on {query.hosts} hosts"
+    hosts = f" on {query.hosts} hosts" if query.hosts != 1 else ""
+    return f"{count(query.ranks, query.unit)}{hosts}"
 
 
 def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData) -> None:
@@ -516,22 +515,12 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
     if arguments.json:
         cells = []
         for result in held:
-            content = None
-            if result.forecast is not None:
-                content = asdict(result.forecast)
-            cells.append(
-                {
-                    "cell": result.cell.label,
-                    "records": list(result.cell.record_ids),
-                    "step_ms": result.step_ms,
-                    "cost_ms": result.cost_ms,
-                    "low": result.low,
-                    "high": result.high,
-                    "inside": result.inside,
-                    "forecast": content,
-                    "refused": result.why or None,
-                }
-            )
+            cell: dict[str, Any] = {"cell": result.cell.label, "records": result.cell.record_ids}
+            for name in ("step_ms", "cost_ms", "low", "high", "inside"):
+                cell[name] = getattr(result, name)
+            cell["forecast"] = asdict(result.forecast) if result.forecast is not None else None
+            cell["refused"] = result.why or None
+            cells.append(cell)
         facts = {"holdout": arguments.holdout, "level": LEVEL}
         print(json.dumps({**facts, "cells": cells, "summary": errors}))
         return
@@ -572,11 +561,9 @@ def _error_lines(errors: Mapping[str, Any]) -> list[str]:
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:
         needed = f"cross-validation needs {FEWEST_HELD_OUT + 1} measured configurations"
-        lines.append(f"No error bars: {needed}.")
-    else:
-        share = number(covered / of, "share")
-        lines.append(f"90 % prediction intervals: {covered} of {of} inside ({share}).")
-    return lines
+        return [*lines, f"No error bars: {needed}."]
+    share = number(covered / of, "share")
+    return [*lines, f"90 % prediction intervals: {covered} of {of} inside ({share})."]
 
 
 def print_notes(notes: Iterable[str], most: int) -> None:

@@ -70,8 +70,8 @@ class NcclTestsRun:
 
     A row has bytes, count, dtype, redop and root (None if the collective has none), and for each of
     out_of_place and in_place time_us, algbw, busbw, `wrong` elements and `error`, the largest
-    difference (to 2.12); a placement is None if it was not measured. `environment` are the NCCL_*
-    assignments of the command, `avg_busbw` is as printed.
+    difference (to 2.12). `environment` are the NCCL_* assignments of the command, `avg_busbw` is as
+    printed.
     """
 
     line: int
@@ -110,9 +110,7 @@ class NcclTestsRun:
         for numbers in self.placements():
             if numbers["busbw"] is not None:
                 speeds.append(numbers["busbw"])
-        if not speeds:
-            return None
-        return float(sum(speeds) / len(speeds))
+        return sum(speeds) / len(speeds) if speeds else None
 
     @property
     def rows_missing(self) -> bool:
@@ -121,13 +119,11 @@ class NcclTestsRun:
         return mean is None or printed is None or abs(mean - printed) > 0.006 + 1e-5 * mean
 
     def placements(self) -> list[Row]:
-        """Return the numbers of every row in every placement that was measured."""
-        measured = []
+        """Return the numbers of every row out of place and in place."""
+        numbers = []
         for row in self.rows:
-            for placement in ("out_of_place", "in_place"):
-                if row[placement] is not None:
-                    measured.append(row[placement])
-        return measured
+            numbers += [row["out_of_place"], row["in_place"]]
+        return numbers
 
     def to_json(self) -> dict[str, Any]:
         """Return `collective`, `ranks`, `rows`, `avg_busbw`, and what else the output says."""
@@ -204,9 +200,7 @@ class NcclTestsRun:
             self.notes.append("no row: the run was cut or failed")
         wrong = 0
         for row in self.rows:
-            out_of_place, in_place = row["out_of_place"] or {}, row["in_place"] or {}
-            if out_of_place.get("wrong") or in_place.get("wrong"):
-                wrong += 1
+            wrong += bool(row["out_of_place"]["wrong"] or row["in_place"]["wrong"])
         if wrong or self.out_of_bounds:
             self.notes.append(
                 f"wrong results: {count(wrong, 'row')} with wrong elements, "
@@ -215,12 +209,7 @@ class NcclTestsRun:
 
 
 def read_nccl_tests(file: str | Path) -> list[NcclTestsRun]:
-    """Return every run of a file.
-
-    Raises:
-        OSError: it cannot be opened.
-        UnreadableInput: it holds no row; the message says what is accepted and where.
-    """
+    """Return every run of a file. Raises OSError, and what parse_nccl_tests does."""
     return read_input(file, parse_nccl_tests)
 
 
@@ -340,10 +329,7 @@ def _run_in(runs: list[NcclTestsRun], line_number: int, part: int) -> NcclTestsR
 def _read_header(text: str) -> tuple[str, ...]:
     """Return the columns between the type and the numbers, and those of one placement."""
     columns = text.split()[4:]
-    left = []
-    for word in columns[:2]:
-        if word in ("redop", "root"):
-            left.append(word)
+    left = [word for word in columns[:2] if word in ("redop", "root")]
     half = (len(columns) - len(left)) // 2
     placement = columns[-half:]
     if columns[len(left) :] != placement * 2 or placement not in _COLUMNS:
@@ -352,7 +338,6 @@ def _read_header(text: str) -> tuple[str, ...]:
 
 
 def _read_row(text: str, header: Sequence[str], program: str | None) -> Row | None:
-    """Return one row; None if it does not match its table or contradicts itself."""
     match = _ROW.fullmatch(text)
     if match is None:
         return None
@@ -370,11 +355,11 @@ def _read_row(text: str, header: Sequence[str], program: str | None) -> Row | No
     share = elements * NCCL_TESTS_ELEMENT_BYTES.get(dtype, 0)  # bytes of one rank's part
     if program != "alltoallv" and share and size % share:
         return None
-    row: Row = {"bytes": size, "count": elements, "dtype": dtype, "redop": redop, "root": root}
     if redop == "none":
-        row["redop"] = None
+        redop = None
     if root == -1:
-        row["root"] = None
+        root = None
+    row: Row = {"bytes": size, "count": elements, "dtype": dtype, "redop": redop, "root": root}
     for placement, figures in (("out_of_place", words[:4]), ("in_place", words[4:])):
         row[placement] = _read_placement(dict(zip(columns, figures, strict=True)), size)
         if row[placement] is None:
@@ -401,19 +386,16 @@ def _read_placement(words: Mapping[str, str], size: int) -> Row | None:
             return None
         if size < (algbw - half) * (time_us - half_us) * 1e3:
             return None
-    if wrong is not None:
-        wrong = int(wrong)
     return {
         "time_us": time_us,
         "algbw": algbw,
         "busbw": values["busbw"],
-        "wrong": wrong,
+        "wrong": None if wrong is None else int(wrong),
         "error": values.get("error"),
     }
 
 
 def _half_a_unit(word: str) -> float:
-    """Return half a unit in the last place of a printed number."""
     mantissa, _, exponent = word.partition("e")
     decimals = len(mantissa.partition(".")[2])
     return float(f"0.5e{int(exponent or 0) - decimals}")

@@ -8,7 +8,7 @@ The row is the GPU that runs the copy.
 import json
 import re
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +100,14 @@ class Matrices:
 
 
 def read_p2p(file: str | Path) -> list[Matrices]:
-    """Return every run of the program in a file.
-
-    Raises:
-        OSError: it cannot be opened.
-        UnreadableInput: it holds no matrix; the message says what is accepted.
-    """
+    """Return every run of the program in a file. Raises OSError, and what parse_matrices does."""
     return read_input(file, parse_matrices)
 
 
 def parse_matrices(text: str) -> list[Matrices]:
     """Return every run of the program in one text, in order.
 
-    Raises UnreadableInput: no matrix has an entry.
+    Raises UnreadableInput: no matrix has an entry; the message says what is accepted.
     """
     reader = _MatrixReader()
     *lines, last = text.split("\n")
@@ -122,15 +117,9 @@ def parse_matrices(text: str) -> list[Matrices]:
     if _ROW.fullmatch(last):
         reader.read_line(len(lines) + 1, last)
     reader.note_missing()
-    runs, empty = [], []
-    names: list[str] = []
-    for run in reader.runs:
-        names += run.ids
-        if any(run.entries.values()):
-            runs.append(run)
-        else:
-            empty.append(run)
+    runs = [run for run in reader.runs if any(run.entries.values())]
     if not runs:
+        names = list(chain.from_iterable(run.ids for run in reader.runs))
         if not text.strip():
             reason = "the text is empty"
         elif names:
@@ -140,8 +129,9 @@ def parse_matrices(text: str) -> list[Matrices]:
         else:
             reason = f"line 1 begins {text.lstrip().splitlines()[0][:60]!r}"
         raise UnreadableInput(f"{_ACCEPTED}; {reason}")
-    for run in empty:
-        runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")
+    for run in reader.runs:
+        if not any(run.entries.values()):
+            runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")
     return runs
 
 
@@ -152,10 +142,11 @@ class _MatrixReader:
         self.runs: list[Matrices] = []
         self.title = ""  # of the matrix that comes; empty: none
         self.name = ""  # of the matrix whose rows follow; empty: none
-        self.titles: set[str] = set()  # of this run
-        self.columns: tuple[int, ...] = ()  # of every matrix of this run
         self.last_row = -1  # its index in `columns`
-        self.lost: list[int] = []  # numbers of this run's rows that do not fit
+        # Of the last run:
+        self.titles: set[str] = set()
+        self.columns: tuple[int, ...] = ()  # of every matrix
+        self.lost: list[int] = []  # numbers of rows that do not fit
 
     def read_line(self, line_number: int, line: str) -> None:
         title, columns = _TITLE.fullmatch(line), _COLUMNS.fullmatch(line)
@@ -239,9 +230,7 @@ class _MatrixReader:
         if head is None:
             return
         label = int(head[1])
-        words: list[str] = []
-        if row:
-            words = row[2].split()
+        words = row[2].split() if row else []
         if label in self.columns and self.columns.index(label) <= self.last_row:
             # Rows come in order: this one belongs to a matrix whose header is lost.
             run.notes.append(

@@ -68,18 +68,15 @@ def bracket_kind(version: tuple[int, ...] | None, connections: Iterable[Connecti
 
 
 class CommunicatorIndex:
-    """Every communicator of all texts with its lines.
-
-    Each line goes to the communicator that its process starts; the rest is kept for the end.
-    `shared` are lines that fit several communicators, with these; `strange` counts lines that fit
-    none. `ambiguous`: some communicators without identity could be told apart only by their ranks.
+    """Every communicator of all texts with its lines: each goes to the communicator that its
+    process starts, the rest at the end to the only one that it fits.
     """
 
     def __init__(self, events: list[Event], kind: str | None) -> None:
         self.groups: list[Group] = []
-        self.shared: list[tuple[OwnedLine, list[Group]]] = []
-        self.strange = 0
-        self.ambiguous = False
+        self.shared: list[tuple[OwnedLine, list[Group]]] = []  # lines that fit several groups
+        self.strange = 0  # lines that fit none
+        self.ambiguous = False  # some groups without identity are told apart by their ranks only
         self._kind = kind  # of brackets
         # Before 2.18 NCCL announces completion only.
         self._has_starts = any(isinstance(e, Membership) and not e.complete for e in events)
@@ -99,7 +96,6 @@ class CommunicatorIndex:
                     starting[0].events.append(event)
                 else:
                     self._waiting[event.process].append(event)
-        # What is left goes to the only communicator that it fits.
         for lines in self._waiting.values():
             self._loose += lines
         if not self.groups:
@@ -144,22 +140,17 @@ class CommunicatorIndex:
         self._completed.add(process)
 
     def _group_of(self, event: Membership) -> Group:
-        """Return the communicator of a membership line.
-
-        It is known by the commId (from 2.16), the split of a parent (from 2.23), or ranks not yet
-        taken.
+        """Return the communicator of a membership line, known by the commId (from 2.16), the split
+        of a parent (from 2.23), or ranks not yet taken.
         """
         identity: object = None
         if event.comm_id is not None:
             identity = (event.comm_id, event.nranks)
         elif event.split is not None:
             pointer, count, colour = event.split
-            position = None
             parent = self._by_pointer.get((event.process, pointer))
-            if parent:
-                position = self.groups.index(parent)
-            identity = (position, event.nranks, count, colour)
-        if identity in self._by_identity:
+            identity = (id(parent), event.nranks, count, colour)
+        if identity is not None and identity in self._by_identity:
             return self._by_identity[identity]
         if identity is None:
             for group in self._anonymous:
@@ -177,9 +168,8 @@ class CommunicatorIndex:
 
 
 def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> bool:
-    """Tell whether the line can be of this communicator.
-
-    Its ranks must be in range, its writer a member that writes about itself, its GPUs the same.
+    """Tell whether the line can be of this communicator: its ranks must be in range, its writer a
+    member that writes about itself, its GPUs the same.
     """
     writer: int | None = None
     ranks: list[tuple[int, str | None]] = []  # with brackets
@@ -206,9 +196,8 @@ def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> 
 
 # What the lines of one communicator say together: each function notes what it could not use.
 def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -> list[Connection]:
-    """Return the connections of the largest communicator.
-
-    Those that are surely its own, and shared ones on which all lines agree.
+    """Return the connections that are surely of the largest communicator, and shared ones on which
+    all lines agree.
     """
     own = [event for event in largest.events if isinstance(event, Connection)]
     if largest.nranks is None:
@@ -262,10 +251,8 @@ def transports_of(connections: Iterable[Connection]) -> dict[str, tuple[str, ...
 def nics_of(
     connections: Iterable[Connection], events: Iterable[Event]
 ) -> dict[int, tuple[str, ...]]:
-    """Return {rank: the network devices that its connections use}, sorted.
-
-    It is `NET/IB/0` for a device that no line names. Both ends of a connection announce it, each
-    with a device of its own host.
+    """Return {rank: the network devices that its connections use}, sorted; `NET/IB/0` for one that
+    no line names. Both ends of a connection announce it, each with a device of its own host.
     """
     # A device made of several is announced after these, with the index that connections name.
     names: dict[tuple[LogProcess, str, int], str] = {}
@@ -289,9 +276,7 @@ def nodes_of(group: Group, events: Iterable[Event]) -> int | None:
     for event in events:
         if isinstance(event, Nodes) and event.nranks == group.nranks:
             counts.add(event.nodes)
-    if len(counts) != 1:
-        return None
-    return counts.pop()
+    return counts.pop() if len(counts) == 1 else None
 
 
 def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
@@ -343,20 +328,18 @@ def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], 
 def devices_of(
     group: Group, kind: str | None = None, connections: Iterable[Connection] = ()
 ) -> dict[int, RankGpu]:
-    """Return the GPU of each rank: from its own lines, else from the brackets of `connections`.
-
-    `kind` is that of `bracket_kind`; None: the brackets say nothing.
+    """Return the GPU of each rank: from its own lines, else from the brackets of `connections`,
+    which say nothing where their `kind` is None.
     """
     devices = dict(group.devices)
-    if kind is not None:
-        for connection in connections:
-            for rank, bracket in connection.ends:
-                if bracket is None or rank in devices:
-                    continue
-                if kind == "bus":
-                    devices[rank] = RankGpu(None, bracket, None)
-                elif bracket.isdigit():
-                    devices[rank] = RankGpu(int(bracket), None, None)
-                else:
-                    devices[rank] = RankGpu(None, None, None)
+    for connection in connections:
+        for rank, bracket in connection.ends:
+            if kind is None or bracket is None:
+                continue
+            gpu = RankGpu(None, None, None)
+            if kind == "bus":
+                gpu = RankGpu(None, bracket, None)
+            elif bracket.isdigit():
+                gpu = RankGpu(int(bracket), None, None)
+            devices.setdefault(rank, gpu)
     return dict(sorted(devices.items()))

@@ -138,10 +138,7 @@ def version_numbers(version: str | None) -> tuple[int, ...] | None:
 
 def read_nccl_log(files: Sequence[str | Path]) -> NcclLog:
     """Return what the files of one run say: one log of all ranks, or one per rank.
-
-    Raises:
-        OSError: a file cannot be opened.
-        UnreadableInput: no file has a line of NCCL.
+    Raises OSError, and UnreadableInput: no file has a line of NCCL.
     """
     texts = [read_text(file) for file in files]
     try:
@@ -151,10 +148,8 @@ def read_nccl_log(files: Sequence[str | Path]) -> NcclLog:
 
 
 def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
-    """Return what one log of all ranks says, or one log per rank.
-
-    `hosts` are those of the texts, where they are known: machines in containers may all have one
-    name and one process id.
+    """Return what one log of all ranks says, or one log per rank. `hosts` are those of the texts,
+    where they are known: machines in containers may all have one name and one process id.
 
     Raises UnreadableInput: no text has a line of NCCL.
     """
@@ -188,12 +183,9 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     for group in sorted(index.groups, key=lambda group: -(group.nranks or 0)):
         if group is not largest:
             communicators.append(Communicator(group.name, group.nranks, devices_of(group)))
-    multicast = None
-    words = _values(events, "multicast")
-    if len(words) > 1:
+    multicast = _values(events, "multicast")
+    if len(multicast) > 1:
         notes.append("ranks disagree on whether NVLS multicast is available")
-    elif words:
-        multicast = words == ["yes"]
     return NcclLog(
         version=version,
         cuda=_agreed_value(events, "cuda", notes, "CUDA versions"),
@@ -208,7 +200,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         announced_by=announced_by,
         processes=len(lines.processes),
         algorithms=_choices(events),
-        multicast=multicast,
+        multicast=multicast == ["yes"] if len(multicast) == 1 else None,
         network=_agreed_value(events, "network", notes, "networks"),
         nics=nics_of(connections, events),
         nodes=nodes_of(largest, events),
@@ -224,8 +216,6 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
 
 @dataclass(slots=True)
 class _LogLines:
-    """The events of all texts, and how many of their lines were lost."""
-
     events: list[Event] = field(default_factory=list)
     processes: set[LogProcess] = field(default_factory=set)  # those whose prefix is known
     texts: int = 0
@@ -237,7 +227,6 @@ class _LogLines:
     truncated: bool = False  # a text ends inside a line
 
     def read(self, text: str, text_number: int, host: str) -> None:
-        """Add the lines of one text; `host` is its host, where that is known."""
         rows = text.split("\n")
         # Without its newline the last line may have lost its end, a number its last digits, and
         # NCCL's mark may be still to come.
@@ -327,13 +316,10 @@ def _values(events: Iterable[Event], kind: str) -> list[str]:
 
 
 def _agreed_value(events: list[Event], kind: str, notes: list[str], plural: str) -> str | None:
-    """Return the value that all statements of a kind agree on, else None."""
     values = _values(events, kind)
     if len(values) > 1:
         notes.append(f"ranks report different {plural}: {', '.join(sorted(values))}")
-    if len(values) != 1:
-        return None
-    return values[0]
+    return values[0] if len(values) == 1 else None
 
 
 def _first_values(events: list[Event], kind: str, notes: list[str]) -> tuple[str, ...]:
@@ -347,27 +333,27 @@ def _without_unknown_transports(
     events: list[Event], version: str | None, notes: list[str]
 ) -> list[Event]:
     """Drop connections with transports that no known release has, unless the release is newer."""
+    words = set()
+    with_known = []
+    for event in events:
+        if isinstance(event, Connection) and not event.is_known:
+            words.add(event.transport)
+        else:
+            with_known.append(event)
+    unknown = ", ".join(sorted(words))
     numbers = version_numbers(version)
-    is_newer = numbers is not None and numbers[:2] > NEWEST
-    if is_newer:
+    if numbers is not None and numbers[:2] > NEWEST:
         newest = ".".join(map(str, NEWEST))
         notes.append(
             f"NCCL {version} is newer than the newest release known here ({newest}): its lines may "
             "differ"
         )
-    words = set()
-    events_known = []
-    for event in events:
-        if isinstance(event, Connection) and not event.is_known:
-            words.add(event.transport)
-        else:
-            events_known.append(event)
-    if words and is_newer:
-        notes.append(f"unknown transports: {', '.join(sorted(words))}")
+        if unknown:
+            notes.append(f"unknown transports: {unknown}")
         return events
-    if words:
-        notes.append(f"connections with unknown transports, not used: {', '.join(sorted(words))}")
-    return events_known
+    if unknown:
+        notes.append(f"connections with unknown transports, not used: {unknown}")
+    return with_known
 
 
 def _note_groups(index: CommunicatorIndex, largest: Group, notes: list[str]) -> None:
@@ -398,13 +384,16 @@ def _settings(
             values[event.name].add(event.value)
             if event.process.host:
                 writers[event.name].add(event.process)
-    settings, conflicts = {}, {}
+    settings, conflicts, announced_by = {}, {}, {}
     for name in sorted(values):
-        if len(values[name]) == 1:
-            settings[name] = min(values[name])
+        announced = tuple(sorted(values[name]))
+        if len(announced) == 1:
+            settings[name] = announced[0]
         else:
-            conflicts[name] = tuple(sorted(values[name]))
-    return settings, conflicts, {name: len(writers[name]) for name in sorted(writers)}
+            conflicts[name] = announced
+        if name in writers:
+            announced_by[name] = len(writers[name])
+    return settings, conflicts, announced_by
 
 
 def _choices(events: Iterable[Event]) -> tuple[AlgorithmChoice, ...]:
@@ -450,32 +439,29 @@ def pair_class(
     """
     ids: list[int] = []
     member_hosts: list[str] = []  # that `gpus` names
-    hosts: set[str] = set()  # that the log names
+    hosts = set()  # that the log names
     for rank in map(int, pair.split("->")):
-        nvml, gpu = None, None
-        device = log.communicators[0].devices.get(rank)
-        if device is not None:
-            nvml = device.nvml
-            if device.host is not None:
-                hosts.add(device.host)
+        device = log.communicators[0].devices.get(rank, RankGpu(None, None, None))
+        if device.host is not None:
+            hosts.add(device.host)
+        gpu = device.nvml
         if gpus is not None and rank < len(gpus):
-            host, _, gpu = str(gpus[rank]).rpartition(":")
+            host, _, member = str(gpus[rank]).rpartition(":")
             member_hosts.append(host)
-        if nvml is not None:
-            ids.append(nvml)
-        elif gpu is not None:
-            ids.append(int(gpu))
-    is_of_hosts = len(member_hosts) == 2 and member_hosts[0] != ""
-    if is_of_hosts and member_hosts[0] != member_hosts[1]:
-        return NET
-    if len(hosts) > 1 and not is_of_hosts:
+            if gpu is None:
+                gpu = int(member)
+        if gpu is not None:
+            ids.append(gpu)
+    prefix = ""
+    if len(member_hosts) == 2 and member_hosts[0]:
+        if member_hosts[0] != member_hosts[1]:
+            return NET
+        prefix = f"{member_hosts[0]}:"
+    elif len(hosts) > 1:
         return None  # link classes are those of one machine
     if len(ids) < 2 or not link_classes:
         return None
-    pair_of_gpus = f"{min(ids)}-{max(ids)}"
-    if is_of_hosts:
-        pair_of_gpus = f"{member_hosts[0]}:{pair_of_gpus}"
-    return link_classes.get(pair_of_gpus)
+    return link_classes.get(f"{prefix}{min(ids)}-{max(ids)}")
 
 
 def describe_transport(

@@ -52,18 +52,6 @@ class ChannelCounts(NamedTuple):
     process: LogProcess
     counts: dict[str, int]
 
-    @classmethod
-    def read(cls, body: str, process: LogProcess) -> "Events":
-        """Return the counts of a message."""
-        match = _SUMMARY.fullmatch(body)
-        if match is None:
-            return None
-        counts = {}
-        for name, count in match.groupdict().items():
-            if count is not None:
-                counts[name] = int(count)
-        return [cls(process, counts)]
-
 
 class Membership(NamedTuple):
     """`… comm 0x… rank 0 nranks 2 … Init START|COMPLETE`.
@@ -82,25 +70,6 @@ class Membership(NamedTuple):
     split: tuple[str, str | None, str] | None  # parent pointer, split count, colour
     complete: bool
 
-    @classmethod
-    def read(cls, body: str, process: LogProcess) -> "Events":
-        """Return the membership of a message."""
-        match = _MEMBERSHIP.fullmatch(body)
-        if match is None:
-            return None
-        pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
-        split = index = None
-        if parent:
-            split = (parent, count, colour)
-        if nvml:
-            index = int(nvml)
-        is_complete = state == "COMPLETE"
-        return [
-            cls(
-                process, pointer, int(rank), int(nranks), index, bus_id, comm_id, split, is_complete
-            )
-        ]
-
 
 class Setting(NamedTuple):
     """`NCCL_X set by environment to Y`."""
@@ -108,19 +77,6 @@ class Setting(NamedTuple):
     process: LogProcess
     name: str
     value: str
-
-    @classmethod
-    def read(cls, body: str, process: LogProcess) -> "Events":
-        """Return the setting that a message announces."""
-        match = _SETTING.fullmatch(body)
-        if match is None and "set by environment" in body:
-            return None
-        if match is None:
-            return []
-        name, value = match[1] or match[3], match[2] or match[4]
-        if re.fullmatch(r"-?\d+\.", value):  # NCCL ends an integer with a full stop
-            value = value[:-1]
-        return [cls(process, name, value)]
 
 
 class NetworkDevice(NamedTuple):
@@ -133,20 +89,6 @@ class NetworkDevice(NamedTuple):
     network: str  # IB, Socket
     device: int
     name: str
-
-    @classmethod
-    def read(cls, body: str, process: LogProcess) -> "Events":
-        """Return the devices that a message names."""
-        joined, match = _JOINED.fullmatch(body), _NETWORK.fullmatch(body)
-        if joined:
-            return [cls(process, joined[1], int(joined[2]), joined[3])]
-        events: list[Event] = []
-        if match:
-            for index, several, name in _DEVICE.findall(match[2]):
-                if not name:
-                    name = "+".join(re.findall(r"\] ?([^:\s]+):", several))
-                events.append(cls(process, match[1], int(index), name))
-        return events
 
 
 class Nodes(NamedTuple):
@@ -170,21 +112,6 @@ class Tuning(NamedTuple):
     algorithm: str
     protocol: str
     channels: int | None
-
-    @classmethod
-    def read(cls, body: str, process: LogProcess) -> "Events":
-        """Return the choice of a message."""
-        match = _TUNING.fullmatch(body)
-        other = _OTHER_TUNING.fullmatch(body)
-        if other:
-            function, word, size, way, channels = other.groups()
-            count = int(channels) if channels else None
-            return [cls(process, function, int(size), word, way, count)]
-        if match is None:
-            return None
-        function, size, algorithm, protocol, low, high = match.groups()
-        count = int(high) - int(low) + 1 if low else None
-        return [cls(process, function, int(size), algorithm, protocol, count)]
 
 
 class Statement(NamedTuple):
@@ -259,11 +186,8 @@ _ERROR = re.compile(r"\S+\.(?:cc|cu|h):\d+ (?:\(\w+\) )?-> \d+\b.*")
 
 
 def read_message(body: str, process: LogProcess) -> Events:
-    """Return the events of one message: none if it is of no interest, None if it cannot be read.
-
-    None stands for a known kind of message in an unknown form.
-
-    Raises ValueError: a number of thousands of digits, which Python refuses to read.
+    """Return the events of one message: none if it is of no interest, None if it is of a known kind
+    in an unknown form. Raises ValueError: a number of thousands of digits.
     """
     body = body.rstrip()
     for is_kind, read in _KINDS:
@@ -294,9 +218,67 @@ def _channel(body: str, process: LogProcess) -> Events:
     return None
 
 
+def _setting(body: str, process: LogProcess) -> Events:
+    match = _SETTING.fullmatch(body)
+    if match is None:
+        return None if "set by environment" in body else []
+    name, value = match[1] or match[3], match[2] or match[4]
+    if re.fullmatch(r"-?\d+\.", value):  # NCCL ends an integer with a full stop
+        value = value[:-1]
+    return [Setting(process, name, value)]
+
+
+def _membership(body: str, process: LogProcess) -> Events:
+    match = _MEMBERSHIP.fullmatch(body)
+    if match is None:
+        return None
+    pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
+    index = int(nvml) if nvml else None
+    split = (parent, count, colour) if parent else None
+    names = (index, bus_id, comm_id, split)
+    return [Membership(process, pointer, int(rank), int(nranks), *names, state == "COMPLETE")]
+
+
+def _channel_counts(body: str, process: LogProcess) -> Events:
+    match = _SUMMARY.fullmatch(body)
+    if match is None:
+        return None
+    counts = {}
+    for name, count in match.groupdict().items():
+        if count is not None:
+            counts[name] = int(count)
+    return [ChannelCounts(process, counts)]
+
+
+def _tuning(body: str, process: LogProcess) -> Events:
+    match, other = _TUNING.fullmatch(body), _OTHER_TUNING.fullmatch(body)
+    if other:
+        function, word, size, way, channels = other.groups()
+        count = int(channels) if channels else None
+        return [Tuning(process, function, int(size), word, way, count)]
+    if match is None:
+        return None
+    function, size, algorithm, protocol, low, high = match.groups()
+    count = int(high) - int(low) + 1 if low else None
+    return [Tuning(process, function, int(size), algorithm, protocol, count)]
+
+
+def _network_devices(body: str, process: LogProcess) -> Events:
+    joined, match = _JOINED.fullmatch(body), _NETWORK.fullmatch(body)
+    if joined:
+        return [NetworkDevice(process, joined[1], int(joined[2]), joined[3])]
+    events: list[Event] = []
+    if match:
+        for index, several, name in _DEVICE.findall(match[2]):
+            if not name:
+                name = "+".join(re.findall(r"\] ?([^:\s]+):", several))
+            events.append(NetworkDevice(process, match[1], int(index), name))
+    return events
+
+
 def _statement(body: str, process: LogProcess) -> Events:
     version, nodes = _VERSION.match(body), _NODES.fullmatch(body)
-    multicast = _MULTICAST.fullmatch(body)
+    multicast, path = _MULTICAST.fullmatch(body), _PATH.fullmatch(body)
     events: list[Event] = []
     if version:
         events.append(Statement(process, "version", version[1]))
@@ -304,15 +286,13 @@ def _statement(body: str, process: LogProcess) -> Events:
             events.append(Statement(process, "cuda", version[2]))
     elif nodes:
         events.append(Nodes(process, int(nodes[1]), int(nodes[2])))
-    elif multicast and multicast[1]:
-        events.append(Statement(process, "multicast", "no"))
     elif multicast:
-        events.append(Statement(process, "multicast", "yes"))
+        events.append(Statement(process, "multicast", "no" if multicast[1] else "yes"))
     elif body.startswith("Using network "):
         events.append(Statement(process, "network", body.removeprefix("Using network ").strip()))
     elif _NO_PEER_ACCESS.match(body):
         events.append(Statement(process, "no_peer_access", body.partition(". ")[0].strip()))
-    elif path := _PATH.fullmatch(body):
+    elif path:
         events.append(Statement(process, "path", path["asked"] or body))
     elif _ERROR.fullmatch(body):
         events.append(Statement(process, "error", body.strip()))
@@ -322,10 +302,10 @@ def _statement(body: str, process: LogProcess) -> Events:
 # What tells a kind of message, and its reader; the first kind that fits is taken.
 _KINDS = (
     (re.compile("Channel |Ring "), _channel),
-    (re.compile("NCCL_.* set "), Setting.read),
-    (re.compile(".*- Init "), Membership.read),
-    (re.compile(".* coll channels"), ChannelCounts.read),
-    (re.compile(r".* Bytes -> (?:Algo|Kernel|cudaMemcpy|RMA)"), Tuning.read),
-    (re.compile("NET/"), NetworkDevice.read),
+    (re.compile("NCCL_.* set "), _setting),
+    (re.compile(".*- Init "), _membership),
+    (re.compile(".* coll channels"), _channel_counts),
+    (re.compile(r".* Bytes -> (?:Algo|Kernel|cudaMemcpy|RMA)"), _tuning),
+    (re.compile("NET/"), _network_devices),
     (re.compile(""), _statement),
 )

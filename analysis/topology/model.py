@@ -40,8 +40,16 @@ _NVLINK_BY_NAME = (
     (r"\b(?:B100|B200|B300|GB200|GB300)\b", 50.0),
 )
 # CUDA compute capability x 10 (the `sm` of NCCL's XML) -> GB/s of one NVLink
-SM = (60, 70, 75, 80, 86, 90, 100, 103)
-_NVLINK_BY_SM = dict(zip(SM, (20.0, 25.0, 25.0, 25.0, 14.0625, 25.0, 50.0, 50.0), strict=True))
+_NVLINK_BY_SM = {
+    60: 20.0,
+    70: 25.0,
+    75: 25.0,
+    80: 25.0,
+    86: 14.0625,
+    90: 25.0,
+    100: 50.0,
+    103: 50.0,
+}
 
 
 def nvlink_count(word: str) -> int | None:

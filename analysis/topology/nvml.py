@@ -8,7 +8,7 @@ machine; links may be off; names are bytes in old releases.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -30,13 +30,9 @@ class NoDriver(UnreadableInput):
 
 
 def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology:
-    """Return the topology of this machine, by NVML and sysfs.
+    """Return the topology of this machine; `nvml` is pynvml, or a module that answers like it.
 
-    `nvml` is the pynvml module, or one that answers like it.
-
-    Raises:
-        NoDriver: there is no driver, or no GPU.
-        UnreadableInput: NVML stopped answering.
+    Raises NoDriver: there is no driver, or no GPU; UnreadableInput: NVML stopped answering.
     """
     if nvml is None:
         try:
@@ -66,14 +62,12 @@ def _machine(nvml: Any, sysfs: Path) -> Topology:
         bus_id = _normal_bus_id(_ask(nvml, "GetPciInfo", handle))
         words = ((os.cpu_count() or 1) + 63) // 64
         cpus = _ask(nvml, "GetCpuAffinity", handle, words)
-        nodes = cpu_list(_word_mask(_ask(nvml, "GetMemoryAffinity", handle, 1, 0)))  # 0: NUMA node
+        nodes = _ask(nvml, "GetMemoryAffinity", handle, 1, 0)  # 0: NUMA node
         paths[index] = sysfs / "bus/pci/devices" / (bus_id or "")
-        if nodes is None:
-            nodes = _numa_node(paths[index])
         gpu = Gpu(
             index=index,
             cpu_affinity=cpu_list(_word_mask(cpus)),
-            numa_affinity=nodes,
+            numa_affinity=cpu_list(_word_mask(nodes)) or _numa_node(paths[index]),
             name=name,
             uuid=_ask(nvml, "GetUUID", handle),
             bus_id=bus_id,
@@ -126,10 +120,7 @@ def _word_mask(words: Iterable[int] | None) -> int:
 
 
 def _normal_bus_id(info: Any) -> str | None:
-    """Return the bus id of an nvmlPciInfo_t as sysfs and NCCL write it, `0000:1b:00.0`.
-
-    NVML itself writes eight digits of domain.
-    """
+    """Return the bus id of an nvmlPciInfo_t, `00000000:1b:00.0`, as sysfs and NCCL write it."""
     text = getattr(info, "busId", None)
     text = text.decode() if isinstance(text, bytes) else text
     match = re.fullmatch(r"([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", str(text).lower())
@@ -173,7 +164,7 @@ def pci_class(a: Path, b: Path) -> str:
     path_b = list(filter(PCI_PART.fullmatch, b.resolve().parts))
     if not path_a or not path_b:
         return UNKNOWN  # a NIC without hardware
-    shared = common_length(path_a, path_b)
+    shared = sum(part in path_b for part in path_a)  # each is the name of one place in a tree
     if shared >= 2:
         return "PIX" if max(len(path_a), len(path_b)) - shared <= 2 else "PXB"
     if shared == 1:
@@ -191,11 +182,3 @@ def cpu_list(mask: int) -> str | None:
         low, high = ones.start(), ones.end() - 1
         texts.append(str(low) if low == high else f"{low}-{high}")
     return ",".join(texts) or None
-
-
-def common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return how many elements two paths share from their root."""
-    for length, (first, second) in enumerate(zip(a, b, strict=False)):
-        if first != second:
-            return length
-    return min(len(a), len(b))

@@ -14,7 +14,7 @@ bound, and the first of them again by their bandwidth; more than 8 GPUs stay in 
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Any
@@ -42,14 +42,13 @@ MOST_NVLINKS = 18  # of any GPU before Blackwell: equal pairs that need more mee
 
 Matrix = Sequence[Sequence[float]]  # measured GB/s from each GPU (row) to each peer
 Members = tuple[int, ...]  # positions of a set's GPUs
-Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is not used
 
 
 @dataclass(frozen=True)
 class SetBandwidth:
-    """What packed rings carry, in GB/s per direction."""
+    """What packed rings carry."""
 
-    gb_per_s: float
+    gb_per_s: float  # per direction
     over_nvlink: bool  # over NVLinks alone
     nominal: bool  # from link counts and data sheets, not measured
     exact: bool  # else an upper bound
@@ -86,7 +85,7 @@ class Wires:
 
     @staticmethod
     def of(speeds: "Array", through_port: "Array") -> "Wires":
-        """Return wires whose ports carry what the fastest pair through them does."""
+        """Return wires whose ports carry what their fastest pair does."""
         return Wires(speeds, through_port, (speeds * through_port).max(axis=1, initial=0.0))
 
     def among(self, members: Sequence[int]) -> "Wires":
@@ -166,19 +165,17 @@ def set_bandwidth(
 
 
 @functools.cache
-def rings(size: int) -> tuple[tuple[int, ...], ...]:
-    """Return every ring through positions 0 to size - 1 once, from 0, in lexicographic order."""
-    if size < 3:
-        return (tuple(range(size)),)
-    return tuple((0, *rest) for rest in permutations(range(1, size)) if rest[0] < rest[-1])
-
-
-@functools.cache
 def _steps(size: int) -> tuple["Array", "Array"]:
-    """Return the two ends of each step of every ring, (rings, size) each."""
+    """Return the two ends of each step of every ring through positions 0 to size - 1, (rings, size)
+    each. Every ring is there once, from 0, in lexicographic order.
+    """
     import numpy as np
 
-    starts = np.array(rings(size))
+    orders = []
+    for rest in permutations(range(1, size)):
+        if size < 3 or rest[0] < rest[-1]:
+            orders.append((0, *rest))
+    starts = np.array(orders)
     return starts, np.roll(starts, -1, axis=1)
 
 
@@ -267,11 +264,16 @@ class Ring:
     sum_gb_per_s: float | None
     bandwidth: SetBandwidth | None = None  # of the set, whatever its order
 
+    @property
+    def speed(self) -> str:
+        """The bandwidth in brackets, where it is known."""
+        if self.bandwidth is None or self.bandwidth.shown_gb_per_s is None:
+            return ""
+        return f" ({self.bandwidth.describe()})"
+
     def describe(self) -> str:
         """Return `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
-        parts = []
-        if self.links:
-            parts.append(describe_counts(self.links))
+        parts = [describe_counts(self.links)] if self.links else []
         if self.slowest_gb_per_s is not None:
             parts.append(
                 f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s"
@@ -309,21 +311,15 @@ class Placement:
         if count == 1:
             return "One GPU has no links, so every choice is the same."
         kind = "pair" if count == 2 else f"set of {count} GPUs"
-        speeds = []
-        for ring in (best, worst):
-            speed = ""
-            if ring.bandwidth is not None and ring.bandwidth.shown_gb_per_s is not None:
-                speed = f" ({ring.bandwidth.describe()})"
-            speeds.append(speed)
         if best.bandwidth != worst.bandwidth:
             return (
-                f"{best.describe()} is the best {kind}: its rings are the fastest{speeds[0]}; "
-                f"the worst is {worst.describe()}{speeds[1]}."
+                f"{best.describe()} is the best {kind}: its rings are the fastest{best.speed}; "
+                f"the worst is {worst.describe()}{worst.speed}."
             )
         if (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
             return f"Every {kind} of this machine is as good as {best.describe()}."
         return (
-            f"Every {kind} can pack rings of the same bandwidth{speeds[0]}; "
+            f"Every {kind} can pack rings of the same bandwidth{best.speed}; "
             f"{best.describe()} has the best ring, {worst.describe()} the worst."
         )
 
@@ -337,121 +333,102 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
     """
     if topology is None and matrix is None:
         raise ValueError("no machine to place on; expected a topology and a measured matrix")
-    ids = _ids(topology, matrix)
-    if matrix is not None and len(matrix) != len(ids):
+    gpus = len(topology.gpus if topology else matrix or ())
+    if matrix is not None and len(matrix) != gpus:
         raise ValueError(
-            f"a matrix of {len(matrix)} GPUs; expected one of {len(ids)}, as the topology has"
+            f"a matrix of {len(matrix)} GPUs; expected one of {gpus}, as the topology has"
         )
-    if not 1 <= count <= len(ids):
+    if not 1 <= count <= gpus:
         raise ValueError(
-            f"--gpus {count}: the machine has {len(ids)} GPUs; expected how many of them, 1 to "
-            f"{len(ids)}"
+            f"--gpus {count}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
         )
-    if len(ids) > MOST_GPUS:
+    if gpus > MOST_GPUS:
         raise ValueError(
-            f"a machine of {len(ids)} GPUs; expected at most {MOST_GPUS}, for which the search "
-            "is short"
+            f"a machine of {gpus} GPUs; expected at most {MOST_GPUS}, for which the search is short"
         )
-    weights, wires = _weights(topology, matrix, ids), MachineWires.of(topology, matrix)
-    best_set, worst_set = _best_and_worst(wires, weights, count)
-
-    def ring_of(members: Members, in_worst_order: bool = False) -> Ring:
-        order = [ids[position] for position in ring_order(weights, members, in_worst_order)]
-        bandwidth = wires.bandwidth(members) if count > 1 else None
-        return _ring(topology, matrix, order, bandwidth)
-
-    return Placement(ring_of(best_set), ring_of(worst_set), ring_of(best_set, True))
-
-
-def _ids(topology: Topology | None, matrix: Matrix | None) -> Sequence[int]:
-    return topology.gpus if topology else range(len(matrix or ()))
+    machine = _MachineRings(topology, matrix)
+    best, worst = machine.best_and_worst(count)
+    return Placement(machine.ring(best), machine.ring(worst), machine.ring(best, True))
 
 
 def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
     """Return 2 to MOST_GPUS GPUs in their best order, with the nominal bandwidth of the set."""
-    chosen = sorted(gpus)
-    order = ring_order(_weights(topology, None, chosen), range(len(chosen)))
-    bandwidth = set_bandwidth(topology, chosen)
-    return _ring(topology, None, [chosen[position] for position in order], bandwidth)
+    members = [topology.gpus.index(gpu) for gpu in sorted(gpus)]
+    return _MachineRings(topology, None).ring(members)
 
 
-def _weights(topology: Topology | None, matrix: Matrix | None, ids: Sequence[int]) -> Weights:
-    weights = [[0] * len(ids) for _ in ids]
-    for (i, a), (j, b) in combinations(enumerate(ids), 2):
-        weight = 0.0
-        if matrix is not None:
-            weight = min(matrix[i][j], matrix[j][i])
-        elif topology is not None:
-            weight = quality(topology.link_between(a, b))
-        weights[i][j] = weights[j][i] = round(weight * WEIGHT_SCALE)
-    return weights
+class _MachineRings:
+    """A machine's GPUs by position: their wires, and the weights that order its rings."""
 
+    def __init__(self, topology: Topology | None, matrix: Matrix | None) -> None:
+        import numpy as np
 
-def _best_and_worst(wires: MachineWires, weights: Weights, count: int) -> tuple[Members, Members]:
-    """Return the positions of the best and of the worst set, smallest first among equals."""
-    sets = list(combinations(range(len(weights)), count))
-    if count == 1 or len(sets) == 1:
-        return sets[0], sets[0]
-    if len(weights) <= EXACT_GPUS:
-        ranks = {}
-        for members in sets:
-            ring = ring_value(weights, ring_order(weights, members))
-            ranks[members] = wires.bandwidth(members).gb_per_s, ring
-        return max(sets, key=ranks.__getitem__), min(sets, key=ranks.__getitem__)
-    bounds, speeds = {}, {}
-    for members in sets:
-        bounds[members] = wires.bandwidth(members, quick=True).gb_per_s
-    highest = sorted(sets, key=bounds.__getitem__, reverse=True)[:REFINED_SETS]
-    lowest = sorted(sets, key=bounds.__getitem__)[:REFINED_SETS]
-    for members in {*highest, *lowest}:
-        speeds[members] = wires.bandwidth(members).gb_per_s
-    return max(highest, key=speeds.__getitem__), min(lowest, key=speeds.__getitem__)
-
-
-def _ring(
-    topology: Topology | None,
-    matrix: Matrix | None,
-    order: Sequence[int],
-    bandwidth: SetBandwidth | None,
-) -> Ring:
-    if len(order) < 2:
-        return Ring(tuple(order), {}, None, None)
-    words, speeds = [], []
-    ids = _ids(topology, matrix)
-    for a, b in pairwise([*order, order[0]]):
+        self.topology = topology
+        self.wires = MachineWires.of(topology, matrix)
+        weights = self.wires.every.gb_per_s  # measured
+        self.ids: Sequence[int] = range(len(weights))
         if topology:
-            words.append(topology.link_between(a, b))
-        if matrix is not None:
-            i, j = ids.index(a), ids.index(b)
-            speeds.append(min(matrix[i][j], matrix[j][i]))
-        if len(order) == 2:
-            break  # one link, not two
-    links = count_classes(words)
-    if matrix is None:
-        return Ring(tuple(order), links, None, None, bandwidth)
-    return Ring(tuple(order), links, min(speeds), math.fsum(speeds), bandwidth)
+            self.ids = topology.gpus
+        if topology and matrix is None:
+            weights = np.zeros(weights.shape)
+            for (i, a), (j, b) in combinations(enumerate(self.ids), 2):
+                weights[i, j] = weights[j, i] = quality(topology.link_between(a, b))
+        self.weights = np.rint(weights * WEIGHT_SCALE)
+
+    def order(self, members: Sequence[int], in_worst: bool = False) -> list[int]:
+        """Return the best ring through these positions, or the worst; of equals the smallest first.
+
+        Best: the highest slowest link, then the largest sum. Worst: the lowest slowest link, then
+        the smallest sum. More than EXACT_GPUS positions keep their order.
+        """
+        import numpy as np
+
+        if len(members) > EXACT_GPUS:
+            return list(members)
+        starts, ends = _steps(len(members))
+        links = self.weights[np.ix_(members, members)][starts, ends]
+        slowest, sums = links.min(axis=1), links.sum(axis=1)
+        first = np.lexsort((sums, slowest) if in_worst else (-sums, -slowest))[0]
+        return [members[position] for position in starts[first]]
+
+    def best_and_worst(self, count: int) -> tuple[Members, Members]:
+        """Return the positions of the best and of the worst set, smallest first among equals."""
+        sets = list(combinations(range(len(self.ids)), count))
+        if count == 1 or len(sets) == 1:
+            return sets[0], sets[0]
+        if len(self.ids) <= EXACT_GPUS:
+            ranks = {}
+            for members in sets:
+                order = self.order(members)
+                links = [self.weights[a, b] for a, b in _links(order)]
+                ranks[members] = self.wires.bandwidth(members).gb_per_s, min(links), sum(links)
+            return max(sets, key=ranks.__getitem__), min(sets, key=ranks.__getitem__)
+        bounds, speeds = {}, {}
+        for members in sets:
+            bounds[members] = self.wires.bandwidth(members, quick=True).gb_per_s
+        highest = sorted(sets, key=bounds.__getitem__, reverse=True)[:REFINED_SETS]
+        lowest = sorted(sets, key=bounds.__getitem__)[:REFINED_SETS]
+        for members in {*highest, *lowest}:
+            speeds[members] = self.wires.bandwidth(members).gb_per_s
+        return max(highest, key=speeds.__getitem__), min(lowest, key=speeds.__getitem__)
+
+    def ring(self, members: Sequence[int], in_worst_order: bool = False) -> Ring:
+        order = self.order(members, in_worst_order)
+        ids = tuple(self.ids[position] for position in order)
+        if len(ids) < 2:
+            return Ring(ids, {}, None, None)
+        words, speeds = [], []
+        for a, b in _links(order):
+            if self.topology:
+                words.append(self.topology.link_between(self.ids[a], self.ids[b]))
+            speeds.append(float(self.wires.every.gb_per_s[a, b]))
+        links, bandwidth = count_classes(words), self.wires.bandwidth(members)
+        if self.wires.nominal:
+            return Ring(ids, links, None, None, bandwidth)
+        return Ring(ids, links, min(speeds), math.fsum(speeds), bandwidth)
 
 
-def ring_value(weights: Weights, order: Sequence[int]) -> tuple[int, int]:
-    """Return the slowest link of a ring and the sum of its links; two GPUs have one link."""
-    links = [weights[a][b] for a, b in pairwise(order)]
-    if len(order) != 2:
-        links.append(weights[order[-1]][order[0]])
-    return min(links), sum(links)
-
-
-def ring_order(weights: Weights, members: Sequence[int], worst: bool = False) -> list[int]:
-    """Return the best ring through these positions, or the worst; of equals the smallest first.
-
-    Best: the highest slowest link, then the largest sum. Worst: the lowest slowest link, then the
-    smallest sum. More than EXACT_GPUS positions keep their order.
-    """
-    links = {weights[a][b] for a, b in combinations(members, 2)}
-    if len(members) > EXACT_GPUS or len(links) < 2:  # every ring is as good
-        return list(members)
-    inside = []
-    for a in members:
-        inside.append([weights[a][b] for b in members])
-    choose: Callable[..., tuple[int, ...]] = min if worst else max
-    order = choose(rings(len(members)), key=lambda ring: ring_value(inside, ring))
-    return [members[position] for position in order]
+def _links(order: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the two ends of each link of a ring; two GPUs have one link."""
+    links = list(pairwise([*order, order[0]]))
+    return links[:1] if len(order) == 2 else links

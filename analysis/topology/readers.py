@@ -11,6 +11,7 @@ paths.cc of NVIDIA/nccl.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -32,15 +33,12 @@ from analysis.topology.model import (
     infer_nvswitch,
     nvlink_gb_per_s,
 )
-from analysis.topology.nvml import common_length, cpu_list, read_live_topology
+from analysis.topology.nvml import cpu_list, read_live_topology
 
 
 def read_topology(file: str | Path | None, gpu_name: str | None = None) -> Topology:
     """Return the topology in a file (`-`: standard input), or of this machine if `file` is None.
-
-    Raises:
-        OSError: the file cannot be opened.
-        UnreadableInput: it holds no topology; NoDriver if this machine has no GPU.
+    Raises OSError, and UnreadableInput: it holds no topology; NoDriver: this machine has no GPU.
     """
     if file is None:
         return read_live_topology()
@@ -88,7 +86,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
     """
     table = _TopologyTable(text)
     links = table.symmetric_links()
-    gpus, nics, ids = [], [], []
+    gpus, nics = [], []
     for label, device in table.devices.items():
         if isinstance(device, str):
             nics.append(device)
@@ -102,7 +100,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
             nvlink_gb_per_s=nvlink_gb_per_s(gpu_name),
         )
         gpus.append(gpu)
-        ids.append(device)
+    ids = [gpu.index for gpu in gpus]
     words = [links[frozenset(pair)] for pair in combinations(ids, 2)]
     if words and P2P_STATUS.issuperset(words):
         raise UnreadableInput(
@@ -114,8 +112,6 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
 
 
 class _TopologyTable:
-    """The table in a text: its header, and the row of every device."""
-
     def __init__(self, text: str) -> None:
         self.lines = [ANSI_CODE.sub("", line).rstrip("\r") for line in text.split("\n")]
         self.header = 0  # its line, from 1
@@ -207,9 +203,8 @@ class _TopologyTable:
         self.rows[label] = TopologyRow(line_number, words, affinity)
 
     def read_affinity(self, cells: Sequence[str], line_number: int) -> dict[str, str]:
-        """Return the affinity columns of one row.
-
-        Doubled tabs leave empty cells, so only a full row is read by position.
+        """Return the affinity columns of one row: only a full row is read by position, since
+        doubled tabs leave empty cells.
         """
         may_be_cut = line_number == len(self.lines)  # no newline after it
         columns = self.columns
@@ -221,20 +216,13 @@ class _TopologyTable:
             )
         values: dict[str, str] = {}
         if len(filled) == len(columns):
-            values = dict(zip(columns, filled, strict=True))
-            if may_be_cut and columns:
-                del values[columns[-1]]
+            values = dict(zip(columns[: len(columns) - may_be_cut], filled, strict=False))
         elif cells and not cells[0].isdigit() and not may_be_cut:
             # Next to the links; a single number could be a later column, moved up.
             values = {columns[0]: cells[0]}
-        affinity = {}
-        for column, text in values.items():
-            if NUMBER_LIST.fullmatch(text):
-                affinity[column] = text
-        return affinity
+        return {column: text for column, text in values.items() if NUMBER_LIST.fullmatch(text)}
 
     def symmetric_links(self) -> dict[Pair, str]:
-        """Return the link of each unordered pair; both rows that state it must agree."""
         links: dict[Pair, str] = {}
         for (i, a), (j, b) in combinations(enumerate(self.devices), 2):
             there, back = self.rows[a].words[j], self.rows[b].words[i]
@@ -298,7 +286,7 @@ def parse_topology_xml(text: str) -> Topology:
     everything: list[Device] = [*ids, *reader.nics]
     for a, b in combinations(everything, 2):
         path_a, path_b = reader.paths[a], reader.paths[b]
-        shared = common_length(path_a, path_b)
+        shared = sum(element in path_b for element in path_a)
         if not shared:
             word = "SYS"
         elif path_a[shared - 1].name == "cpu":
@@ -314,8 +302,6 @@ def parse_topology_xml(text: str) -> Topology:
 
 
 class _XmlReader:
-    """Collects GPUs, NICs and NVLinks while a dump is parsed."""
-
     def __init__(self) -> None:
         self.gpus: dict[int, Gpu] = {}
         self.nics: list[str] = []
@@ -374,27 +360,24 @@ class _XmlReader:
 
     def nvlink_classes(self) -> tuple[dict[Pair, str], bool]:
         """Return the NV# class of the pairs that NVLink joins, and whether links pass switches."""
-        index_of_bus = {}
-        for gpu in self.gpus.values():
-            if gpu.bus_id:
-                index_of_bus[gpu.bus_id] = gpu.index
-        direct: dict[tuple[int, int], int] = {}
+        index_of_bus = {gpu.bus_id: index for index, gpu in self.gpus.items() if gpu.bus_id}
+        direct: Counter[tuple[int, int]] = Counter()
         lines: dict[tuple[int, int], int] = {}  # of the first element
-        switched: dict[int, int] = {}
+        switched: Counter[int] = Counter()
         for nvlink in self.nvlinks:
             peer = index_of_bus.get(nvlink.target)
             if peer is not None and peer != nvlink.gpu:
                 pair = nvlink.gpu, peer
-                direct[pair] = direct.get(pair, 0) + nvlink.links
+                direct[pair] += nvlink.links
                 lines.setdefault(pair, nvlink.line)
             elif nvlink.pci_class == NVSWITCH_PCI_CLASS:
-                switched[nvlink.gpu] = switched.get(nvlink.gpu, 0) + nvlink.links
+                switched[nvlink.gpu] += nvlink.links
             # anything else ends in a CPU or in a GPU outside of the communicator
         links: dict[Pair, str] = {}
         for a, b in combinations(switched, 2):
             links[frozenset((a, b))] = f"NV{min(switched[a], switched[b])}"
         for (a, b), count in direct.items():
-            back = direct.get((b, a), 0)
+            back = direct[b, a]
             if back != count:
                 raise UnreadableInput(
                     f"line {lines[a, b]}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back "
@@ -418,14 +401,12 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
     parents = {element.name: element.attributes for element in path}  # the nearest of each name
     if "cpu" not in parents:
         raise UnreadableInput(f"line {line}: <gpu> outside of any <cpu>")
-    cpu, sm = parents["cpu"], attributes.get("sm", "")
-    numa, bus_id, gb_per_s = None, None, None
+    cpu, numa, sm = parents["cpu"], parents["cpu"].get("numaid", ""), attributes.get("sm", "")
+    bus_id = gb_per_s = None
     mask = 0  # words of 32 bits, joined by commas, most significant first
     words = cpu.get("affinity", "")
     if re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*", words):
         mask = int("".join(word.zfill(8) for word in words.split(",")), 16)
-    if SMALL_NUMBER.fullmatch(cpu.get("numaid", "")):
-        numa = cpu["numaid"]  # -1: not known
     if parents.get("pci"):
         bus_id = parents["pci"].get("busid", "").strip().lower()
     if SMALL_NUMBER.fullmatch(sm):
@@ -433,7 +414,7 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
     return Gpu(
         index=index,
         cpu_affinity=cpu_list(mask),
-        numa_affinity=numa,
+        numa_affinity=numa if SMALL_NUMBER.fullmatch(numa) else None,  # -1: not known
         bus_id=bus_id,
         nvlink_gb_per_s=gb_per_s,
     )

@@ -8,7 +8,7 @@ few different matrices with one value are compared by search.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -32,16 +32,9 @@ class SubsetClass:
 
     def to_json(self, second_member: bool = False) -> dict[str, Any]:
         """Return the object of `--json`, if wanted with a second member."""
-        content: dict[str, Any] = {
-            "size": self.size,
-            "links": self.links,
-            "representative": list(self.representative),
-            "members": self.members,
-        }
-        if second_member:
-            content["second_member"] = None
-            if self.second_member:
-                content["second_member"] = list(self.second_member)
+        content = asdict(self)
+        if not second_member:
+            del content["second_member"]
         return content
 
 
@@ -55,9 +48,7 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
         raise ValueError(
             f"--size {size}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
         )
-    sizes = [*range(2, gpus + 1)]
-    if size is not None:
-        sizes = [size]
+    sizes = range(2, gpus + 1) if size is None else [size]
     subsets = sum(comb(gpus, k) for k in sizes)
     if subsets > MOST_SUBSETS:
         raise ValueError(
@@ -110,9 +101,7 @@ def _classes_of_size(
         for index in of_class[:2]:
             shown.append(tuple(topology.gpus[at] for at in positions[index]))
         links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
-        second = None
-        if len(shown) > 1:
-            second = shown[1]
+        second = shown[1] if len(shown) > 1 else None
         subset_classes.append(SubsetClass(size, links, shown[0], len(of_class), second))
     return subset_classes
 
@@ -120,9 +109,8 @@ def _classes_of_size(
 def _refine(
     labels: Sequence[Sequence[int]], positions: Sequence[tuple[int, ...]]
 ) -> tuple[list[int], Any, Any]:
-    """Return for every subset a value that isomorphic subsets share, its matrix and its colours.
-
-    The matrix of labels is in the order of the colours, which are sorted.
+    """Return for every subset a value that isomorphic subsets share, its matrix of labels in the
+    order of its colours, and these, sorted.
     """
     import numpy as np
 

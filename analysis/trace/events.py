@@ -35,6 +35,7 @@ EVENT = np.dtype(
     [
         ("start", np.int64),
         ("end", np.int64),
+        ("device", np.int64),  # number of CUDA
         ("lane", np.int64),  # CUDA stream, or thread on the host
         ("name", np.int64),  # index into `Trace.names`; of a collective "AllReduce"
         ("launch", np.int64),  # host time of the call that launched it; -1: not known
@@ -114,8 +115,12 @@ class RankTrace:
     @cached_property
     def activity(self) -> Spans:
         """Return the set of times at which anything ran."""
-        tables = (self.compute, self.collectives, self.copies, self.memsets)
-        return union(*map(spans, tables))
+        return union(*map(spans, self.tables))
+
+    @property
+    def tables(self) -> tuple[Events, ...]:
+        """Return everything that ran, but for ranges."""
+        return self.compute, self.collectives, self.copies, self.memsets
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ _COPY = re.compile(r"memcpy (\w+)", re.IGNORECASE)  # "HtoD" of `Memcpy HtoD (Pi
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 _LATEST = 2**61 / 1000  # µs; base, start and length together fit into 64 bits of ns
 
-JsonEvent = dict[str, Any]
+JsonEvent = dict[str, Any]  # of a category above, with name, times and a dict `args`
 
 
 def read_kineto(file: str, text: str, names: Names) -> Trace:
@@ -96,9 +96,7 @@ def read_kineto(file: str, text: str, names: Names) -> Trace:
 
 
 class _KinetoReader:
-    """Turns the events of one file into a rank; `names` numbers the names of all files."""
-
-    def __init__(self, file: str, content: JsonEvent, names: Names) -> None:
+    def __init__(self, file: str, content: dict[str, Any], names: Names) -> None:
         self.file, self.content, self.names = file, content, names
         self.notes: list[str] = []
         self.base_ns = content.get("baseTimeNanoseconds", 0)
@@ -116,10 +114,12 @@ class _KinetoReader:
             for time_us in (event.get("ts"), event.get("dur")):
                 # NaN fails every comparison
                 usable &= isinstance(time_us, int | float) and 0 <= time_us < _LATEST
-            if usable:
-                self.events[kind].append(event)
-            else:
+            if not usable:
                 lost += 1
+                continue
+            if not isinstance(event.get("args"), dict):
+                event["args"] = {}
+            self.events[kind].append(event)
         if lost:
             self.notes.append(f"{file}: {lost} events without a usable time left out")
         calls, labels = [], []
@@ -168,44 +168,37 @@ class _KinetoReader:
     def gpu_rank(self, rank: int) -> RankTrace:
         """Return the rank on the device of most of NCCL's kernels, without NCCL of most kernels."""
         launches = self.launch_times()
-        tables, devices = {}, {}
+        tables = {}
         for kind in ("kernel", "memcpy", "memset"):
-            streams, launch_times, device_ids = [], [], []
+            streams, launch_times, devices = [], [], []
             for event in self.events[kind]:
                 streams.append(_argument(event, "stream"))
                 launch_times.append(launches.get(_argument(event, "correlation"), -1))
-                device_ids.append(_argument(event, "device"))
-            tables[kind] = self.host_events(self.events[kind])
-            tables[kind]["lane"], tables[kind]["launch"] = streams, launch_times
-            devices[kind] = np.array(device_ids, np.int64)
+                devices.append(_argument(event, "device"))
+            table = tables[kind] = self.host_events(self.events[kind])
+            table["lane"], table["launch"], table["device"] = streams, launch_times, devices
         kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
         collectives, is_nccl = split_nccl(kernels, self.names)
-        groups = [self.process_group(event) for event in self.events["kernel"]]
-        collectives["communicator"] = groups
-        for at, event in enumerate(self.events["memcpy"]):
-            kind = event["name"]
-            match = _COPY.match(kind)
-            if match:
-                kind = match[1]
-            copies["name"][at] = number_of(kind, self.names)
-            copies["bytes"][at] = _argument(event, "bytes")
-            copies["peer"][at] = kind == "PtoP"
+        collectives["communicator"] = list(map(self.process_group, self.events["kernel"]))
+        for row, event in zip(copies, self.events["memcpy"], strict=True):
+            match = _COPY.match(event["name"])
+            kind = match[1] if match else event["name"]
+            row["name"] = number_of(kind, self.names)
+            row["bytes"] = _argument(event, "bytes")
+            row["peer"] = kind == "PtoP"
         has_nccl = bool(is_nccl.any())
-        candidates = devices["kernel"]
-        if has_nccl:
-            candidates = candidates[is_nccl]
-        numbers, counts = np.unique(candidates, return_counts=True)
+        candidates = kernels[is_nccl] if has_nccl else kernels
+        numbers, counts = np.unique(candidates["device"], return_counts=True)
         device = int(numbers[counts.argmax()])
-        mine = devices["kernel"] == device
+        mine = kernels["device"] == device
         if not mine.all():
             elsewhere = f"{(~mine).sum()} kernels on another device than {device}"
             self.notes.append(f"{self.file}: {elsewhere}: not counted")
-        communication, backend, use = collectives[mine & is_nccl], "nccl", ""
+        communication, backend = self.gloo, "gloo"
+        use = "counted as communication: no NCCL kernel"
         if has_nccl:
+            communication, backend = collectives[mine & is_nccl], "nccl"
             use = "not counted: NCCL's kernels are"
-        else:
-            communication, backend = self.gloo, "gloo"
-            use = "counted as communication: no NCCL kernel"
         if len(self.gloo):
             self.notes.append(f"{self.file}: {len(self.gloo)} calls of gloo on the host, {use}")
         return RankTrace(
@@ -213,17 +206,14 @@ class _KinetoReader:
             device,
             kernels[mine & ~is_nccl],
             communication,
-            copies[devices["memcpy"] == device],
-            memsets[devices["memset"] == device],
+            copies[copies["device"] == device],
+            memsets[memsets["device"] == device],
             self.ranges,
             backend=backend,
         )
 
     def launch_times(self) -> dict[int, int]:
-        """Return {correlation: host time of the call in ns}; of several calls the first.
-
-        A call into the runtime calls the driver.
-        """
+        """Return {correlation: host ns of its first call}; the runtime calls the driver."""
         events = self.events["launch"]
         launches: dict[int, int] = {}
         for event, start in zip(events, (self.base_ns + _ns(events, "ts")).tolist(), strict=True):
@@ -234,13 +224,11 @@ class _KinetoReader:
 
     def process_group(self, event: JsonEvent) -> int:
         """Return the process group of a kernel (from torch 2.3), with its ranks (from 2.4)."""
-        arguments = event.get("args")
-        if not isinstance(arguments, dict) or arguments.get("Process Group Name") in (None, ""):
+        group = event["args"].get("Process Group Name")
+        if group in (None, ""):
             return -1
-        group = str(arguments["Process Group Name"])
-        if arguments.get("Process Group Ranks"):
-            group += f" {arguments['Process Group Ranks']}"
-        return number_of(group, self.names)
+        ranks = event["args"].get("Process Group Ranks") or ""
+        return number_of(f"{group} {ranks}".rstrip(), self.names)
 
     def host_events(self, events: Sequence[JsonEvent]) -> Events:
         rows = make_events(len(events))
@@ -261,11 +249,7 @@ def _ns(events: Sequence[JsonEvent], key: str) -> Times:
 
 
 def _argument(event: JsonEvent, key: str) -> int:
-    """Return an integer of the event's `args`, -1 if there is none."""
-    arguments = event.get("args")
-    if not isinstance(arguments, dict):
-        return -1
-    return max(_integer(arguments.get(key)), -1)
+    return max(_integer(event["args"].get(key)), -1)
 
 
 def _integer(value: Any) -> int:

@@ -12,7 +12,7 @@ Python: a million kernels with their launches take about four seconds.
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,13 +75,12 @@ class Export:
         """Return product, version and schema, as far as the export names them."""
         facts = dict(self.select(VERSIONS, "name", "value"))
         text = f"Nsight Systems {facts.get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
-        schema = facts.get("EXPORT_SCHEMA_VERSION")
-        if schema:
-            text += f" (schema {schema})"
+        if facts.get("EXPORT_SCHEMA_VERSION"):
+            text += f" (schema {facts['EXPORT_SCHEMA_VERSION']})"
         return text
 
     def strings(self) -> dict[int, str]:
-        """Return StringIds: number to text."""
+        """Return {number: text} of the strings that events refer to."""
         texts = {}
         for string_id, text in self.select("StringIds", "id", "value"):
             if isinstance(string_id, int) and isinstance(text, str):
@@ -185,19 +184,11 @@ class _Range(NamedTuple):
     name: str
 
 
-class _RankProcess(NamedTuple):
-    rank: int
-    pid: int
-    device: int
-
-
 def read_nsys(path: Path, report: Path, names: Names) -> Trace:
-    """Return the ranks of the export at `path`, whose clock is that of `report`.
+    """Return the ranks of the export at `path`, whose clock is that of `report`; of ranks on CPUs,
+    which have NVTX ranges and no CUDA activity, step times only.
 
-    NVTX ranges without any CUDA activity (ranks on CPUs) give step times only.
-
-    Raises UnreadableInput: a foreign or damaged file, or CUDA calls but no kernels: they do not say
-    how long anything took, and that is not 0 ms.
+    Raises UnreadableInput: a foreign or damaged file, or CUDA calls but no kernels.
     """
     with open_export(path) as export:
         reader = _NsysReader(export, names)
@@ -216,8 +207,6 @@ def read_nsys(path: Path, report: Path, names: Names) -> Trace:
 
 
 class _NsysReader:
-    """Turns the tables of one export into ranks; `names` numbers the names of all files."""
-
     def __init__(self, export: Export, names: Names) -> None:
         self.export, self.names = export, names
         self.strings = export.strings()
@@ -238,10 +227,7 @@ class _NsysReader:
                 self.ranges.append(_Range(start, end, pid, thread, name))
 
     def host_ranks(self) -> list[RankTrace]:
-        """Return the processes of which only NVTX ranges were traced.
-
-        Raises UnreadableInput: there are CUDA calls, or no ranges either.
-        """
+        """Return the processes of which only NVTX ranges were traced. Raises UnreadableInput."""
         calls, graphs = self.export.count(RUNTIME), self.export.count(GRAPHS)
         if graphs:
             raise UnreadableInput(
@@ -261,16 +247,13 @@ class _NsysReader:
                 "`nsys profile -t cuda,nvtx`"
             )
         self.notes.append("no CUDA activity was traced: only step times are known")
-        with_steps = {span.pid for span in self.ranges if is_step(span.name)}
-        processes = with_steps or {span.pid for span in self.ranges}
+        with_steps = {(span.pid, 0) for span in self.ranges if is_step(span.name)}
+        processes = with_steps or {(span.pid, 0) for span in self.ranges}
         none = make_events(0)
         ranks = []
-        for process in self.ordered([(pid, 0) for pid in sorted(processes)]):
-            spans = self.ranges_of(process.pid)
-            no_work = (none, none, none, none)
-            ranks.append(
-                RankTrace(process.rank, None, *no_work, spans, on_host=True, pid=process.pid)
-            )
+        for rank, pid, _ in self.ordered(processes):
+            tables = (none, none, none, none, self.ranges_of(pid))
+            ranks.append(RankTrace(rank, None, *tables, on_host=True, pid=pid))
         return ranks
 
     def gpu_ranks(self, kernels: NDArray[Any]) -> list[RankTrace]:
@@ -333,16 +316,12 @@ class _NsysReader:
     def processes_on_devices(
         self, kernels: NDArray[Any], is_nccl: NDArray[np.bool_]
     ) -> list[tuple[int, int]]:
-        """Return (process, CUDA device) of every rank.
-
-        A process that uses NCCL on one device and touches another (a context made by accident,
-        usually on GPU 0) is one rank. What it ran elsewhere is noted and not counted.
+        """Return (process, CUDA device) of every rank. A process that uses NCCL on one device and
+        touches another (a context made by accident, usually on GPU 0) is one rank.
         """
         pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
-        with_nccl, nccl_processes = set(), set()
-        for pid, device in np.unique(pairs[is_nccl], axis=0).tolist():
-            with_nccl.add((pid, device))
-            nccl_processes.add(pid)
+        with_nccl = set(map(tuple, np.unique(pairs[is_nccl], axis=0).tolist()))
+        nccl_processes = {pid for pid, _ in with_nccl}
         distinct, counts = np.unique(pairs, axis=0, return_counts=True)
         units = []
         for (pid, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
@@ -355,8 +334,8 @@ class _NsysReader:
                 )
         return units
 
-    def ordered(self, units: Sequence[tuple[int, int]]) -> list[_RankProcess]:
-        """Return processes on CUDA devices in rank order: by marks that number the
+    def ordered(self, units: Collection[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """Return (rank, process, CUDA device) in the order of ranks: by marks that number the
         ranks, else by device and process.
         """
         marks = {}
@@ -367,26 +346,22 @@ class _NsysReader:
         marked = []
         for pid, device in units:
             if pid in marks:
-                marked.append(_RankProcess(marks[pid], pid, device))
-        if marked and len({process.rank for process in marked}) == len(marked):
+                marked.append((marks[pid], pid, device))
+        if marked and len({rank for rank, _, _ in marked}) == len(marked):
             # Another process without a mark is not a rank but a parameter server.
             self.numbered = True
             return sorted(marked)
-        by_device = sorted(units, key=lambda unit: (unit[1], unit[0]))
-        return [_RankProcess(rank, pid, device) for rank, (pid, device) in enumerate(by_device)]
+        by_device = sorted((device, pid) for pid, device in units)
+        return [(rank, pid, device) for rank, (device, pid) in enumerate(by_device)]
 
     def read_launches(self) -> NDArray[Any]:
-        """Return the calls that launched GPU work, by ascending key.
-
-        Of a call into the runtime, which calls the driver, the first counts.
+        """Return the calls that launched GPU work, by ascending key; of those with one, the first:
+        a call into the runtime calls the driver.
         """
-        names = []
-        for string_id, name in self.strings.items():
-            if name.startswith(_LAUNCHERS):
-                names.append(str(string_id))
-        if not names or "nameId" not in self.export.columns.get(RUNTIME, []):
+        ids = [str(number) for number, name in self.strings.items() if name.startswith(_LAUNCHERS)]
+        if not ids or "nameId" not in self.export.columns.get(RUNTIME, []):
             return np.empty(0, _LAUNCH)
-        where = f"nameId IN ({', '.join(names)})"
+        where = f"nameId IN ({', '.join(ids)})"
         calls = self.export.read(RUNTIME, ("correlationId", "globalTid"), where)
         keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
         order = np.lexsort((calls["start"], keys))
@@ -407,19 +382,18 @@ def _copies(rows: NDArray[Any], launches: NDArray[Any], names: Names) -> Events:
     return copies
 
 
-def _pids(rows: NDArray[Any], column: str) -> Times:
-    pids: Times = rows[column] >> 24 & 0xFFFFFF
-    return pids
+def _pids(rows: NDArray[Any], column: str) -> Any:
+    return rows[column] >> 24 & 0xFFFFFF
 
 
-def _is_on(rows: NDArray[Any], pid: int, device: int) -> NDArray[np.bool_]:
-    is_on: NDArray[np.bool_] = (_pids(rows, "globalPid") == pid) & (rows["deviceId"] == device)
-    return is_on
+def _is_on(rows: NDArray[Any], pid: int, device: int) -> Any:
+    return (_pids(rows, "globalPid") == pid) & (rows["deviceId"] == device)
 
 
 def _events(rows: NDArray[Any], launches: NDArray[Any]) -> Events:
     events = make_events(len(rows))
-    events["start"], events["end"], events["lane"] = rows["start"], rows["end"], rows["streamId"]
+    events["start"], events["end"] = rows["start"], rows["end"]
+    events["device"], events["lane"] = rows["deviceId"], rows["streamId"]
     if len(launches) and len(rows):
         wanted = _pids(rows, "globalPid") << 32 | rows["correlationId"]
         keys = launches["key"]
@@ -429,6 +403,5 @@ def _events(rows: NDArray[Any], launches: NDArray[Any]) -> Events:
 
 
 def _translated(values: Times, translate: Callable[[int], int]) -> Times:
-    """Translate every value; `translate` is called once per distinct value."""
     distinct, inverse = np.unique(values, return_inverse=True)
     return np.array([translate(value) for value in distinct.tolist()], dtype=np.int64)[inverse]

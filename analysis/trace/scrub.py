@@ -49,13 +49,9 @@ _VERSION_KEYS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA
 
 
 def scrub(source: Path, target: Path) -> None:
-    """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source`.
-
-    The source is plain or gzipped. The target appears whole or not at all.
-
-    Raises:
-        OSError: a file cannot be read or written.
-        UnreadableInput: the source is not an export of nsys.
+    """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source`, plain or
+    gzipped. The target appears whole or not at all.
+    Raises OSError, and UnreadableInput: the source is not an export of nsys.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".scrub-") as scratch:
         scrubbed = Path(scratch) / "scrubbed.sqlite"

@@ -37,32 +37,23 @@ _EXPORT_SECONDS = 1800
 
 
 def read_trace(source: str) -> Trace:
-    """Return the trace of one run.
-
-    Raises:
-        OSError: a file cannot be opened.
-        UnreadableInput: it is not a trace, or its files are not of one run.
+    """Return the trace of one run. Raises OSError, and UnreadableInput: it is not a trace, or its
+    files are not of one run.
     """
     folder = Path(source)
     in_folder = folder.is_dir()
     if (folder / PROFILE).is_dir():
         folder = folder / PROFILE
-    paths = []
-    exported_stems = set()
+    paths = [Path(word) for word in source.split(",") if word]
     if in_folder:
-        for path in sorted(folder.iterdir()):
-            stem, suffix, _ = path.name.partition(".sqlite")
-            if path.name.endswith(_SUFFIXES):
-                paths.append(path)
-                if suffix:
-                    exported_stems.add(stem)
-    else:
-        paths = [Path(word) for word in source.split(",") if word]
+        paths = [path for path in sorted(folder.iterdir()) if path.name.endswith(_SUFFIXES)]
     names: Names = {}
     parts: list[tuple[str, Trace]] = []
     for path in paths:
-        if path.suffix == _REPORT and path.stem in exported_stems:
-            continue  # its export is beside it
+        if in_folder and path.suffix == _REPORT:
+            exports = {path.with_suffix(".sqlite"), path.with_suffix(".sqlite.gz")}
+            if exports.intersection(paths):
+                continue
         part = _read(path, names, in_folder)
         if part is not None:
             parts.append((path.name, part))
@@ -125,13 +116,8 @@ def plain_export(path: Path, scratch: Path) -> Path:
 
 
 def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
-    """Return the SQLite export of a report, made in the folder `scratch`.
-
-    It is made with `nsys`, else the nsys of the variable NSYS or of PATH.
-
-    Raises:
-        OSError: the report does not exist.
-        UnreadableInput: it cannot be exported.
+    """Return the SQLite export of a report, made in the folder `scratch` with `nsys`, else the nsys
+    of the variable NSYS or of PATH. Raises OSError, and UnreadableInput: it cannot be exported.
     """
     path.open("rb").close()
     nsys = nsys or os.environ.get("NSYS") or shutil.which("nsys")
@@ -164,9 +150,8 @@ def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
 
 
 def of_cell(trace: Trace, hosts: int) -> Trace:
-    """Return the trace of a cell on so many hosts.
-
-    Profilers write the clock of their host, also where hosts have one name.
+    """Return the trace of a cell on so many hosts: profilers write the clock of their host, also
+    where hosts have one name.
     """
     if hosts < 2:
         return trace
@@ -178,7 +163,6 @@ def of_cell(trace: Trace, hosts: int) -> Trace:
 
 
 def _joined(source: str, parts: Sequence[tuple[str, Trace]], names: Names) -> Trace:
-    """Join the files to one trace: number the ranks, collect the notes, decide about the clock."""
     notes: list[str] = []
     sources: dict[str, None] = {}
     profilers, clocks, world_sizes = set(), set(), set()

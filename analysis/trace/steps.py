@@ -69,10 +69,8 @@ def within_steps(trace: Trace) -> Trace:
 def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]:
     """Return the time of one step's work on all ranks (start and end in ns), and its title.
 
-    It is step number `step`, or the one of median time. On a host rank, or without GPU work, the
-    step's range counts.
-
-    Raises ValueError: the trace has no step, or not this one.
+    It is step number `step`, or the one of median time; of a host rank, or without GPU work, its
+    range. Raises ValueError: the trace has no step, or not this one.
     """
     steps_of = []
     for rank in trace.ranks:
@@ -97,7 +95,7 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
         work = spans(steps[step : step + 1])
         if not rank.on_host:
             of_tables = []
-            for table in (rank.compute, rank.collectives, rank.copies, rank.memsets):
+            for table in rank.tables:
                 of_tables.append(spans(table[step_of(table, steps) == step]))
             launched = union(*of_tables)
             if len(launched):
@@ -119,20 +117,15 @@ _PAIRED = {"SendRecv", "Send", "Recv", "Generic", "other"}
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """One collective of one communicator; arrays have one row per rank of `ranks`, ns.
-
-    `wait[r, i]`: how long the r-th rank waited in call i; `transfer[i]`: the shortest rank's time;
-    `last[i]`: the row of the rank that came last; `index[r, i]`: the call's place in that rank's
-    collectives.
-    """
+    """One collective of one communicator. Times are ns; rows are those of `ranks`."""
 
     name: str
     communicator: str | None
     ranks: list[int]
-    wait: Times
-    transfer: Times
-    last: NDArray[np.intp]
-    index: Times
+    wait: Times  # (ranks, calls): how long a rank waited in a call
+    transfer: Times  # (calls,): the time of the fastest rank
+    last: NDArray[np.intp]  # (calls,): the row of the rank that came last
+    index: Times  # (ranks, calls): the call's place in the rank's collectives
 
 
 def match(trace: Trace) -> tuple[list[Meeting], list[str]]:
@@ -188,9 +181,8 @@ def match(trace: Trace) -> tuple[list[Meeting], list[str]]:
 
 
 def waits_of(rank: RankTrace, meetings: Sequence[Meeting]) -> NDArray[np.float64] | None:
-    """Return the wait in each of the rank's collectives, ns; None if none is matched.
-
-    Shape (calls,); NaN if a call is not matched.
+    """Return the wait in each of the rank's collectives, ns, NaN in one that is not matched; None
+    if none is matched.
     """
     waits = np.full(len(rank.collectives), np.nan)
     for meeting in meetings:
@@ -203,10 +195,8 @@ def waits_of(rank: RankTrace, meetings: Sequence[Meeting]) -> NDArray[np.float64
 
 
 def stragglers(meetings: Sequence[Meeting]) -> list[dict[str, Any]]:
-    """Return the ranks that others waited for, longest wait first.
-
-    A rank came last in `last` of `of` matched calls; the others waited `others_waited_ms` for it on
-    average.
+    """Return the ranks that others waited for, longest wait first: each came last in `last` of `of`
+    matched calls, and the others waited `others_waited_ms` for it on average.
     """
     rows: dict[int, dict[str, Any]] = {}
     for meeting in meetings:

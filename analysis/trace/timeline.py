@@ -83,14 +83,15 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
 
 
 class _Drawing:
-    """The elements of a drawing, from top to bottom, of what ran between two moments."""
-
     def __init__(self, start_ns: int, end_ns: int) -> None:
         self.start_ns, self.end_ns = start_ns, end_ns
         self.window = np.array([[start_ns, end_ns]], dtype=np.int64)
         self.px_per_ns = _PLOT / (end_ns - start_ns)
         self.parts: list[str] = []
         self.y = _TOP  # where the next element begins
+
+    def x_of(self, moment_ns: int) -> float:
+        return _LEFT + (moment_ns - self.start_ns) * self.px_per_ns
 
     def draw_header(self, rank: RankTrace, waits: Spans) -> None:
         name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
@@ -115,9 +116,8 @@ class _Drawing:
             name = trace.names[row["name"]]
             if name.lower() not in _ON_HOST:
                 continue
-            begin, end = max(int(row["start"]), self.start_ns), min(int(row["end"]), self.end_ns)
-            x = _LEFT + (begin - self.start_ns) * self.px_per_ns
-            width = max(_LEFT + (end - self.start_ns) * self.px_per_ns - x, 0.5)
+            x = self.x_of(max(int(row["start"]), self.start_ns))
+            width = max(self.x_of(min(int(row["end"]), self.end_ns)) - x, 0.5)
             boxes.append(
                 f'<rect x="{x:.2f}" y="{self.y}" width="{width:.2f}" height="{_LANE}" '
                 'fill="#ffffff" stroke="#4a5460" stroke-width="0.7"/>'
@@ -156,11 +156,9 @@ class _Drawing:
             times = boxes.get(kind, NOTHING)
             if not len(times):
                 continue
-            joined = union(np.column_stack((times[:, 0], times[:, 1] + joined_ns)))
-            left = _LEFT + (joined[:, 0] - self.start_ns) * self.px_per_ns
-            right = _LEFT + (joined[:, 1] - self.start_ns) * self.px_per_ns
             path = ""
-            for a, b in zip(left.tolist(), np.minimum(right, _LEFT + _PLOT).tolist(), strict=True):
+            for start, end in union(np.column_stack((times[:, 0], times[:, 1] + joined_ns))):
+                a, b = self.x_of(start), min(self.x_of(end), _LEFT + _PLOT)
                 path += f"M{a:.2f} {y}h{b - a:.2f}v{_LANE}h{a - b:.2f}z"
             self.parts.append(
                 f'<path fill="{fill}" stroke="{outline}" stroke-width="0.5" d="{path}"/>'

@@ -46,15 +46,18 @@ class StepSummary:
     exposed_in_gaps_ms: float | None  # of `exposed_ms`
     wait_ms: float | None
 
+    @property
+    def overlapped_ms(self) -> float | None:
+        """Return the time of communication beside compute."""
+        if self.comm_ms is None or self.exposed_ms is None:
+            return None
+        return self.comm_ms - self.exposed_ms
+
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank.
-
-    `nccl` has a row per collective, `memcpy` one per kind of copy: its `gb_per_s` is bytes ÷ the
-    copies' own time (GB = 1e9 bytes), its `exposed_ms` the time at which such a copy ran and no
-    compute. `wait_ms`: how long the rank waited in its collectives for the last rank. `gap_us`: the
-    median pause of at most 10 µs between two compute kernels on its GPU.
+    """One rank: `nccl` has a row per collective, `memcpy` one per kind of copy, whose `gb_per_s` is
+    bytes ÷ the copies' own time (GB = 1e9 bytes), and `exposed_ms` the time without compute.
     """
 
     rank: int
@@ -78,10 +81,8 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """The summary of a whole trace.
-
-    `collectives` has a row per collective over the ranks that take part: sums over the matched
-    calls, `wait_ms` of the average rank.
+    """The summary of a whole trace. `collectives` has a row per collective over the ranks that take
+    part: sums over the matched calls, `wait_ms` of the average rank.
     """
 
     ranks: list[RankSummary]
@@ -256,16 +257,8 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
     steps = [rank.steps for rank in summary.ranks if rank.steps is not None]
     means: dict[str, float | None] = {}
     if len(steps) == len(summary.ranks):
-        overlapped_ms: list[float | None] = []
-        for step in steps:
-            if step.comm_ms is None or step.exposed_ms is None:
-                overlapped_ms.append(None)
-            else:
-                overlapped_ms.append(step.comm_ms - step.exposed_ms)
-        for name in ("comm_ms", "exposed_ms", "exposed_in_gaps_ms"):
+        for name in ("comm_ms", "exposed_ms", "exposed_in_gaps_ms", "overlapped_ms", "wait_ms"):
             means[f"trace/{name}_per_step"] = _mean(getattr(step, name) for step in steps)
-        means["trace/overlapped_ms_per_step"] = _mean(overlapped_ms)
-        means["trace/wait_ms_per_step"] = _mean(step.wait_ms for step in steps)
     for backend in ("nccl", "gloo"):
         count, total_ms = 0, 0.0
         for rank in summary.ranks:
@@ -280,12 +273,8 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
     return {name: value for name, value in means.items() if value is not None}
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    numbers = []
-    for value in values:
-        if value is None:
-            return None
-        numbers.append(value)
-    if not numbers:
+def _mean(values: Iterable[Any]) -> float | None:
+    numbers = list(values)
+    if not numbers or None in numbers:
         return None
-    return sum(numbers) / len(numbers)
+    return float(sum(numbers) / len(numbers))
