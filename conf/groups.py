@@ -66,11 +66,8 @@ WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
 PASSES = 3  # forward, and backward, which takes twice as long
 SENDS = ("once", "ring", "two_rings", "once_and_ring")
-FIELDS_WITH_REFUSED = (
-    "precision",
-    "benchmark",
-    "optimize",
-)  # of a cell; a strategy's `accepts` may name them
+# Fields of a cell that a strategy's `accepts` may name.
+FIELDS_WITH_REFUSED = ("precision", "benchmark", "optimize")
 # What limits the time that a file of the user's own takes to read.
 LARGEST_BYTES = 1 << 18
 DEEPEST = 50
@@ -179,10 +176,8 @@ class GroupChoice:
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
         """Return why no CUDA graph holds a step with these options of a strategy; else ''."""
         if not self.rules.get("graph", False):
-            able = []
-            for name in choices("strategy"):
-                if choice("strategy", name).rules.get("graph", False):
-                    able.append(name)
+            strategies = [choice("strategy", name) for name in choices("strategy")]
+            able = [other.name for other in strategies if other.rules.get("graph", False)]
             needs = f"a CUDA graph cannot record the CPU's work in a step of strategy={self.name}"
             return f"{needs} (graphs work with {', '.join(able)})"
         for name, limits in self.accepts.items():
@@ -236,10 +231,7 @@ def add_config_dir(folders: Iterable[Path]) -> None:
 
 
 def _refuse_unplain(path: Path) -> None:
-    """Refuse a YAML file that is large or deep, or whose values are not all written out.
-
-    One that is not YAML is left to whoever reads it.
-    """
+    """Refuse a YAML file that is large or deep, or whose values are not all written out."""
     if path.stat().st_size > LARGEST_BYTES:
         raise Refused(f"{path}: larger than {LARGEST_BYTES >> 10} KiB")
     too_deep = Refused(f"{path}: deeper than {DEEPEST} levels")
@@ -262,10 +254,7 @@ def _refuse_unplain(path: Path) -> None:
 
 
 def no_yaml(error: yaml.YAMLError, path: str) -> str:
-    """Return the sentence about a file that is not YAML.
-
-    `path` stands where the error names no file.
-    """
+    """Return the sentence about a file that is not YAML; `path` is for an error without one."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         path = f"{mark.name}, line {mark.line + 1}"

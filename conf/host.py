@@ -44,11 +44,7 @@ def shared_memory_prefix(token: str) -> str:
 
 
 def free_shared_memory() -> int:
-    """Return how many bytes this process can still take in SHARED_MEMORY_FOLDER; 0 where there is
-    none.
-
-    What lies there is memory too: a folder may be larger than what is left of that.
-    """
+    """Return the bytes that this process can still take in SHARED_MEMORY_FOLDER: memory too."""
     try:
         free = shutil.disk_usage(SHARED_MEMORY_FOLDER).free
     except OSError:
@@ -58,8 +54,7 @@ def free_shared_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Return how many bytes of memory this process can still take, with the limits of its control
-    groups; None: unknown."""
+    """Return the bytes of memory that this process and its groups have left; None: unknown."""
     free = kernel_count(MEMORY, "MemAvailable:") << 10
     if not free:
         return None
@@ -92,8 +87,7 @@ def usable_cores() -> int:
 
 
 def _limiting_groups(controller: str) -> Iterator[Path]:
-    """Yield the folder of each control group around this process that may limit it, the innermost
-    first."""
+    """Yield the folder of each control group around this process, the innermost first."""
     for group, top in control_groups(controller):
         for folder in (group, *group.parents):
             if folder.is_relative_to(top):

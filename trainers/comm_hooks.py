@@ -61,10 +61,7 @@ class BucketHook(ABC):
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """Begin to reduce a bucket; behind the last one, end all.
-
-        The future has the bucket's mean gradient (elements,).
-        """
+        """Begin to reduce a bucket; behind the last one, end all. The future has its mean."""
         gradient = bucket.buffer()
         received, work = self._begin(gradient, bucket.index())
         assert work is not None

@@ -203,10 +203,7 @@ def _call(
 
 
 def in_faster_forms(model: nn.Module) -> nn.Module:
-    """Let every first convolution of a model take its faster form, in place.
-
-    Parameters and their names stay.
-    """
+    """Let every first convolution take its faster form, in place; parameters keep their names."""
     for module in model.modules():
         if type(module) is nn.Conv2d and _is_first(module):
             module.__class__ = StrideFreeConvolution

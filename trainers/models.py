@@ -114,10 +114,7 @@ def loss(
 
 
 def bf16_weights(model: nn.Module) -> nn.Module:
-    """Cast weights to bfloat16 in place, but batch norm's.
-
-    Its sums need the digits of float32, and it has few bytes.
-    """
+    """Cast weights to bfloat16 in place, but the few of batch norm, whose sums need float32."""
     for module in model.modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters(recurse=False):

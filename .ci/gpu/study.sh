@@ -26,7 +26,6 @@ study_tests() {
   gpu_tests 150 fastest gpu test_fastest.py
   gpu_tests 300 far_gpus multi_gpu test_far_gpus.py
   gpu_tests 150 graphs_on_one gpu test_graphs.py
-  finish
 }
 
 study_seconds() {
@@ -47,20 +46,17 @@ study_seconds() {
   for study in template old compiled_new compiled_cached levels; do
     if [ -d "$out/$study" ]; then analysis "seconds_$study" seconds "$out/$study"; fi
   done
-  finish template compiled_new compiled_cached levels
 }
 
 study_graphs() {
   # Steps as CUDA graphs beside eager ones, by batch size, on one GPU and on two. 2 GPUs, 3 minutes for each of MODELS.
   # Fills "CUDA graphs", the columns eager and graph. Copy $out/graphs_MODEL, packed, to tests/data/h200_x2.
-  local studies=() network
+  local network
   for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
     cells 270 "graphs_$network" 'gpus=[0],[0,1]' "model=$network" "optimize=eager,$graph" \
       "batch_size=$(small 256,128,64,32,16 16,8)" "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" \
       benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
-    studies+=("graphs_$network")
   done
-  finish "${studies[@]}"
 }
 
 study_compiled() {
@@ -68,7 +64,7 @@ study_compiled() {
   # before, all batch sizes side by side (1.5 minutes), then a cell takes 20 s. MODEL and BATCHES choose. Inception-v3 takes longer
   # (2.5 minutes, then 30 s): GPUS="0,1" leaves one GPU alone out.
   # Fills "CUDA graphs", the columns compile and compile_graph, and "Scaling", Inception-v3 compiled on two GPUs.
-  local studies=() batches commas gpus study
+  local batches commas gpus study
   compiled_in_out
   batches=${BATCHES:-$(small 256,128,64,32,16 16,8)}
   OPTIMIZE=$compile step 200 before bash "$script" compile_before "$out" "$model" ${batches//,/ }
@@ -77,9 +73,7 @@ study_compiled() {
     study=compiled_${model}_$((${#commas} + 1))
     cells 420 "$study" "gpus=$gpus" "model=$model" "optimize=$compile,$(small compile_graph eager)" "batch_size=$batches" \
       "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
-    studies+=("$study")
   done
-  finish "${studies[@]}"
 }
 
 study_rehearsal() {
@@ -103,9 +97,6 @@ study_rehearsal() {
   cells 100 shards 'gpus=[0,1,2,3]' rehearse=4 "strategy=$(small fsdp,zero1,zero2,local_sgd local_sgd)" "${little[@]}"
   cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
   sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
-  set -- script script_nsys traced traced_nsys collectives planted_setting planted_hang planted_large
-  set -- "$@" hooks shards sizes strategies
-  finish "${@/%/-rehearsal}"
 }
 
 study_shared_gpu() {
@@ -123,7 +114,6 @@ study_shared_gpu() {
   shared 380 tests 3 tests/test_far_gpus.py tests/test_collectives.py tests/test_jacobi.py tests/test_registered_memory.py
   # Alone, since one of its faults takes all memory of the GPU.
   shared 230 faults 0 tests/test_faults_gpu.py
-  finish
 }
 
 study_today() {
@@ -135,7 +125,6 @@ study_today() {
   cells 100 micro_steps "${common[@]}" "strategy=nccl_allreduce$(small ,fsdp "")" accumulate=4
   cells 110 hooks "${common[@]}" strategy=nccl_allreduce "strategy.comm_hook=none,bf16,fp8"
   cells 140 rarer "${common[@]}" strategy=nccl_allreduce,local_sgd "$(small nccl.p2p_level=null,LOC seed=1)"
-  finish shards micro_steps hooks rarer
 }
 
 study_asked() {
@@ -146,7 +135,6 @@ study_asked() {
   LINES_SHOWN=30
   sweep 170 asked "${common[@]}" ask=fastest margin=1%
   cells 440 grid "${common[@]}" "repeats=$(small 5 2)"
-  finish asked grid
 }
 
 study_scripts() {
@@ -172,7 +160,6 @@ study_scripts() {
   step 60 observed "${watch[@]}" "$(small 150 8)"
   step 60 observed_slow "${watch[@]}" "$(small 150 8)" 1
   NCCL_P2P_LEVEL=LOC step 60 observed_loc "${watch[@]}" "$(small 150 8)"
-  finish model script script_levels script_traced reference
 }
 
 study_tuned() {
@@ -185,7 +172,6 @@ study_tuned() {
   sweep 220 tuned_loc tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=LOC
   cells 200 tune_grid "${common[@]}" benchmark=collectives benchmark.{min_bytes=64K,max_bytes=256M,factor=16} repeats=3 \
     nccl.algo=null,allreduce:tree,Ring nccl.proto=null,LL,LL128,Simple
-  finish tuned tuned_loc tune_grid
 }
 
 study_strangers() {
@@ -203,7 +189,6 @@ study_strangers() {
   fi
   cells 290 strangers "${common[@]}"
   [ -z "${watcher:-}" ] || kill "$watcher"
-  finish alone strangers
 }
 
 study_observed() {
@@ -218,7 +203,6 @@ study_observed() {
     cells 50 "cell_$turn" gpus=0,1 benchmark=script "benchmark.run=$run $(small 256 2)" noise_pairs=0 \
       benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)"
   done
-  finish cell_1 cell_2 cell_3
 }
 
 study_rewritten() {
@@ -231,13 +215,12 @@ study_rewritten() {
   cells 170 before "${common[@]}" "optimize=$(small compile,compile_graph,max compile)"
   sweep 330 asked_way "${common[@]}" "$ways" ask=fastest margin=1%
   cells 400 grid "${common[@]}" "$ways" repeats=3
-  finish asked_way grid
 }
 
 study_formats() {
   # Whether a layout and TF32 gain, on two models: four questions of two candidates, and the grids of the first. 1 GPU, 9.5 minutes.
   # Fills "Questions". Copy $out/asked_layout_MODEL, $out/layout_grid, …, packed, to tests/data/h200_x1.
-  local network common layout format studies=()
+  local network common layout format
   LINES_SHOWN=14
   # The first step in fp32 is slow at larger batches: cuDNN tried its algorithms for 55 s at 256.
   layout=(channels_last=true,false "batch_size=$(small 256 16)")
@@ -246,11 +229,9 @@ study_formats() {
   for network in $(small "resnet50 inception_v3" fmnist_cnn); do
     sweep 110 "asked_layout_$network" "${common[@]}" "model=$network" "${layout[@]}" ask=differs margin=1%
     sweep 130 "asked_precision_$network" "${common[@]}" "model=$network" "${format[@]}" ask=differs margin=1%
-    studies+=("asked_layout_$network" "asked_precision_$network")
   done
   cells 130 layout_grid "${common[@]}" "model=$model" "${layout[@]}" repeats=3
   cells 130 precision_grid "${common[@]}" "model=$model" "${format[@]}" repeats=3
-  finish "${studies[@]}" layout_grid precision_grid
 }
 
 study_strong_scaling() {
@@ -259,7 +240,6 @@ study_strong_scaling() {
   local options=(+experiment=strong_scaling 'gpus=[0],[1],[0,1]' "model=$model" "optimize=$graph" "${windows[@]}" "${short[@]}")
   if [ "${SMALL:-}" ]; then options+=(full=true repeats=1 global_batch_size=32); fi
   sweep 400 strong_scaling "${options[@]}"
-  finish strong_scaling
 }
 
 study_fastest() {
@@ -271,7 +251,6 @@ study_fastest() {
   cells 160 fastest gpus=0 "model=$model" "optimize=$(small max_graph eager),$compile" "precision=$weights" \
     "batch_size=$(small 1024 16)" "$(small benchmark.max_seconds=5 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 \
     "${short[@]}" noise_pairs=0
-  finish fastest
 }
 
 study_exchanges() {
@@ -296,7 +275,6 @@ study_exchanges() {
       "${short[@]}" "$runs"
   fi
   cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${windows[@]}" "${short[@]}"
-  finish exchange exchange_fp16 exchange_sharded exchange_server buckets staged
 }
 
 study_forecasts() {
@@ -322,7 +300,6 @@ study_forecasts() {
   for held in condition batch transport model; do
     analysis "predict_$held" predict "$out/forecasts" --holdout "$held"
   done
-  finish forecasts
 }
 
 # ---- Studies of eight GPUs (N=4: four) ----
@@ -333,18 +310,15 @@ study_x8_waterfall() {
   # Fills "Scaling" and "Where the rate goes". Copy $out/waterfall_x8, packed, to tests/data/h200_x8/waterfall.
   sweep 560 "waterfall_x$N" "gpus=[$all]" "model=$model" waterfall=true "repeats=${REPEATS:-$(small 2 1)}" \
     "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}"
-  finish "waterfall_x$N"
 }
 
 study_x8_scaling() {
   # Weak scaling over 1, 2, 4 and 8 GPUs, eager, ResNet-50 and Inception-v3 (MODELS), each GPU alone too. 5.5 minutes.
   # Fills "Scaling": efficiency against the slowest member. Copy $out/scaling_x8_MODEL, packed, to tests/data/h200_x8.
-  local studies=() network
+  local network
   for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
     cells 280 "scaling_x${N}_$network" "gpus=$each,$scale" "model=$network" "${windows[@]}" "${short[@]}" noise_pairs=0
-    studies+=("scaling_x${N}_$network")
   done
-  finish "${studies[@]}"
 }
 
 study_x8_compiled() {
@@ -354,7 +328,6 @@ study_x8_compiled() {
   local alone=${ALONE:+[0]}
   cells 560 "compiled_x${N}_$model" "gpus=${alone:-$each},$scale" "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" \
     noise_pairs=0
-  finish "compiled_x${N}_$model"
 }
 
 study_x8_settings() {
@@ -370,7 +343,6 @@ study_x8_settings() {
     cells 160 "classes_x$N" gpus=classes "model=$model" "${windows[@]}" noise_pairs=0
   fi
   sweep 110 "trace_x$N" "gpus=[$all]" "model=$model" "profiler=$(small auto torch)" "${windows[@]}" "${short[@]}"
-  finish "command_x$N" "settings_x$N" "best_x$N" "classes_x$N" "trace_x$N"
 }
 
 study_x8_strategies() {
@@ -380,7 +352,6 @@ study_x8_strategies() {
   options=(+experiment=strategies "gpus=[$all]" "model=$model" "repeats=${REPEATS:-$(small 2 1)}" "${windows[@]}" "${short[@]}")
   if [ "${SMALL:-}" ]; then options+=(full=true strategy=none,cpu_staged); fi
   cells 560 "strategies_x$N" "${options[@]}"
-  finish "strategies_x$N"
 }
 
 study_x8_servers() {
@@ -398,7 +369,6 @@ study_x8_servers() {
   fi
   cells 240 "exchange_x$N" "gpus=[$all]" benchmark=exchange "model=$model" \
     strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_dist_async,kvstore_dist_sync_device,kvstore_dist_async_device
-  finish "servers_x$N" "exchange_x$N"
 }
 
 study_x8_collectives() {
@@ -416,7 +386,6 @@ study_x8_collectives() {
       done
     done
   fi
-  finish "collectives_x$N"
 }
 
 study_x8_copies() {
@@ -428,7 +397,6 @@ study_x8_copies() {
   cells 300 "p2p_x$N" "gpus=[$all]" benchmark=p2p benchmark.concurrent=true "${less[@]}"
   if [ "${P2P_TEST:-}" ]; then step 60 p2p_tool "$P2P_TEST"; fi
   cells 150 "host_link_x$N" "gpus=[0],$scale" benchmark=host_link
-  finish "p2p_x$N" "host_link_x$N"
 }
 
 study_x8_forecasts() {
@@ -447,7 +415,6 @@ study_x8_forecasts() {
     cells 80 far_sizes "gpus=$sizes" "model=$model" nccl.p2p_level=LOC batch_size=256 "${brief[@]}"
   fi
   analysis predict_size predict "$out/forecasts_x$N" --holdout size
-  finish "forecasts_x$N"
 }
 
 # ---- What the studies are made of ----
@@ -501,9 +468,13 @@ step() {  # SECONDS NAME COMMAND...: run a command for so many seconds at most. 
 }
 
 sweep() {  # SECONDS NAME OPTION...: a sweep into $out/NAME, or into the study that an option names, with its report and MLflow run
-  local seconds=$1 title=$2
+  local seconds=$1 title=$2 study
   shift 2
   case " $* " in *" study="*) ;; *) set -- "$@" "study=$title" ;; esac
+  study="$* "
+  study=${study##*study=}
+  study=${study%% *}
+  [ "${from[*]}" ] || measured+=("$study" "$study-rehearsal")
   step "$seconds" "$title" "${from[@]}" "$PYTHON" launch.py -m "$@" "${on_cpu[@]}" "output_dir=$out"
 }
 
@@ -523,11 +494,11 @@ analysis() {  # NAME COMMAND...: what a reader says of the results
   step 60 "$title" "$PYTHON" -m analysis "$@"
 }
 
-finish() {  # STUDY...: check the samples of studies, and pack all that was measured into $out/NAME.tar.gz
+finish() {  # check the samples of the studies, and pack all that was measured into $out/NAME.tar.gz
   local study
   if [ "${SHOW:-}" ]; then return; fi
   BUDGET=$((BUDGET + 25))
-  for study in "$@"; do
+  for study in $(printf '%s\n' "${measured[@]}" | sort -u); do
     if [ -d "$out/$study" ]; then analysis "verify_$study" verify "$out/$study" --pack; fi
   done
   # Made beside the folder, which tar would otherwise see change. Traces are large: they have an archive of their own.
@@ -569,6 +540,7 @@ BUDGET=${BUDGET:-565}
 PYTHON=${PYTHON:-python}
 search_path=${PYTHONPATH:+:$PYTHONPATH}
 from=()  # the words before a command: none, or those of `with_old`
+measured=()  # studies that this call has measured
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD$search_path"
 if [ "${SMALL:-}" ]; then
   model=fmnist_cnn graph=eager compile=eager weights=fp32 bytes=64K
@@ -608,3 +580,4 @@ if [ -z "${SHOW:-}" ]; then
     echo "no NVIDIA driver answers"
 fi
 "study_$name"
+finish

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers import collectives, comm_hooks, optimizers
+from trainers import collectives, comm_hooks
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.kvstore.shared_memory import DTYPES
-from trainers.optimizers import FlatSteps
 from trainers.strategy import ExchangeAlone, Hosts, SentBucket, Strategy
 
 NAMED = 5  # parameters that an error names at most
@@ -119,10 +118,7 @@ class Bucketed(Strategy):
             self.set_gradients_only(self._usually)
 
     def set_gradients_only(self, only_gradients: bool) -> None:
-        """Choose what comes back: the mean gradient, or weights.
-
-        Waits for the device, so that no exchange is under way.
-        """
+        """Choose what comes back: mean gradients, or weights. Waits for the device."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.only_gradients = only_gradients
@@ -197,14 +193,6 @@ class Bucketed(Strategy):
             for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
                 gather(bucket, self.parameters, flat)
 
-    def settings(self) -> tuple[float, ...]:
-        """Return how a step of the optimizer is taken (trainers.optimizers.settings)."""
-        return optimizers.settings(self.optimizer)
-
-    def steps_of(self, weights: Tensor) -> FlatSteps:
-        """Return what takes the optimizer's steps on flat weights (elements,)."""
-        return FlatSteps(optimizers.name_of(self.optimizer), weights)
-
     def sent_bytes(self, gradient_bytes: float) -> float:
         """Return the bytes that the communication hook leaves of `gradient_bytes`."""
         return gradient_bytes * comm_hooks.share(self.parameters, self.comm_hook)
@@ -275,7 +263,6 @@ class _BucketsAlone(ExchangeAlone):
         self._strategy.finish_buckets()
 
     def pipelined(self) -> Callable[[], None] | None:
-        """Return the strategy's own, if it can have two exchanges under way."""
         return self._strategy.pipelined()
 
     def result(self) -> list[Tensor]:
@@ -320,10 +307,7 @@ def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
 
 
 def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a bucket's parts in the order of memory, channels-last or not.
-
-    A gradient lies as its weight.
-    """
+    """Return views of a bucket's parts in the order of memory, channels-last or not."""
     parts = []
     for part in bucket.parts:
         tensor = tensors[part.array].detach()
@@ -357,10 +341,7 @@ def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
 
 
 def start_mean(share: Tensor, flat: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
-    """Reduce-scatter `flat` (ranks × share,) over a group; None: over all ranks.
-
-    `share` has the mean once `end_mean` was called too.
-    """
+    """Reduce-scatter `flat` (ranks × share,); after `end_mean` `share` has the group's mean."""
     operation = collectives.mean_operation(flat)
     work = dist.reduce_scatter_tensor(share, flat, operation, group, async_op=True)
     assert work is not None
@@ -394,10 +375,7 @@ def all_shares(
 
 
 def ring_bytes(sent_bytes: float, world_size: int) -> float:
-    """Return the bytes that each rank sends when a ring reduce-scatters and gathers: 2(n−1)/n.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
+    """Return the bytes that a rank of a ring sends: 2(n−1)/n (nccl-tests, PERFORMANCE.md)."""
     return sent_bytes * 2 * (world_size - 1) / world_size
 
 

@@ -99,21 +99,23 @@ class Worker:
                 server = RemoteServer(store, peers.rank, index, config, self.layout)
                 self.remote_servers.append(server)
                 self.remote |= dict.fromkeys(server.buckets, server)
-        if not config.server_gpu:
-            self._find_host_buffers()
+        regions = self.shared.regions
+        if regions is not None:
+            self.sent_on_host = regions.pushed[peers.rank]
+            replies = regions.replies_to(peers.rank, config, self.remote)
+            self.means_on_host, self.weights_on_host = replies
         if self.on_gpu:
             self._find_addresses()
+        else:
+            self.sent = self.sent_on_host
+            self.means, self.weights = replies
         # Buckets that a GPU copies to host memory, and that a thread then sends to another host.
         self._copied: queue.SimpleQueue[tuple[int, int, bool]] = queue.SimpleQueue()
         if self.on_gpu and self.remote and not config.server_gpu:
             Guarded("sending what a GPU has copied", self._send_copied).start()
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
-        """Give the servers rank 0's weights, and start this worker's own server. Collective.
-
-        `weights` are a flat tensor for each bucket, `settings` those of this worker's pushes
-        (trainers.optimizers.settings).
-        """
+        """Give the servers rank 0's flat weights, and start this worker's own. Collective."""
         self._control.settings[self.peers.rank, 1:] = settings
         if self.peers.rank == 0:
             for bucket, flat in enumerate(weights):
@@ -144,16 +146,6 @@ class Worker:
         everyone = self.config.processes_on(self._host_number)
         while (self._control.attached[everyone] < stage).any():
             time.sleep(PAUSE_SECONDS["cpu"])
-
-    def _find_host_buffers(self) -> None:
-        regions, rank = self.shared.regions, self.peers.rank
-        assert regions is not None
-        self.sent_on_host = regions.pushed[rank]
-        replies = regions.replies_to(rank, self.config, self.remote)
-        self.means_on_host, self.weights_on_host = replies
-        if not self.on_gpu:
-            self.sent = self.sent_on_host
-            self.means, self.weights = replies
 
     def _make_gpu_buffers(self) -> None:
         layout = self.layout
@@ -339,7 +331,7 @@ class Worker:
     def staleness(self) -> dict[str, float]:
         """Return the number of updates so far and their staleness in updates, as metrics."""
         control = self._control
-        updates = float(control.staleness_counts.sum())
+        updates = float(control.updates.sum())
         total = float(control.staleness_sum.sum())
         worst = float(control.staleness_max.max())
         for counts in self._remote_counts():

@@ -21,7 +21,6 @@ from trainers.kvstore.remote import RemoteWorker
 from trainers.kvstore.shared_memory import (
     DTYPES,
     FLAG_BYTES,
-    STALENESS_BINS,
     UPDATE,
     Control,
     KvstoreConfig,
@@ -243,7 +242,7 @@ class Server:
         self._version = np.zeros(len(own_buckets), dtype=np.int64)  # (own buckets) updates so far
         # (workers, own buckets) the version that a worker has
         self._given = np.zeros_like(self._taken)
-        self._counts = control.staleness_counts[row]
+        self._updates = control.updates[row : row + 1]
         self._sum = control.staleness_sum[row : row + 1]
         self._max = control.staleness_max[row : row + 1]
 
@@ -302,7 +301,7 @@ class Server:
             # A push that only wants the mean gradient updates nothing and makes nothing stale.
             if self._control.settings[worker, 0] == UPDATE:
                 staleness = int(self._version[column] - self._given[worker, column])
-                self._counts[min(staleness, STALENESS_BINS - 1)] += 1
+                self._updates[0] += 1
                 self._sum[0] += staleness
                 self._max[0] = max(int(self._max[0]), staleness)
                 self._version[column] += 1
@@ -327,10 +326,7 @@ class Server:
 
 
 def thread_count(threads: int | str, sharers: int, spare: int = 0) -> int:
-    """Return the threads of one of `sharers` processes that sum on this machine.
-
-    'share' is its share of the cores, less the spare ones, at most MOST_THREADS.
-    """
+    """Return the threads of a process that sums. 'share': of the cores, less the spare ones."""
     if threads == "share":
         return max(1, min(MOST_THREADS, CORES // sharers - spare))
     return int(threads)
@@ -344,10 +340,7 @@ def pieces(elements: int) -> Iterator[slice]:
 
 
 def mean_into(sources: Sequence[Tensor], total: Tensor) -> Tensor:
-    """Return the mean of tensors (elements,), summed in float32 in `total`.
-
-    A single float32 source is returned as it is.
-    """
+    """Return the mean of tensors (elements,), summed in `total`; one of float32 as it is."""
     in_float32 = sources[0].dtype == total.dtype
     if len(sources) == 1 and in_float32:
         return sources[0]

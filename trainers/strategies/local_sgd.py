@@ -138,10 +138,7 @@ class LocalSgd(NcclAllreduce):
 
 
 def fragments_of(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
-    """Return so many parts of the parameters, in order, of about as many elements each.
-
-    Raises ValueError: there are fewer parameters.
-    """
+    """Return so many parts of the parameters, equal in elements. Raises ValueError: too many."""
     if count > len(parameters):
         raise ValueError(
             f"strategy.fragments={count}: the model has {len(parameters)} parameters; expected at "
