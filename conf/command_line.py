@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from conf.groups import ROOT, RULES, WITH_RULES, choices
 from conf.options import Refused
@@ -89,11 +88,6 @@ class CommandLine:
     completion: bool  # Hydra's own, for the TAB key
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message}; {DASHED}")
-
-
 def read(arguments: Sequence[str]) -> CommandLine:
     """Return the arguments of launch.py, sorted into options and overrides."""
     if len(arguments) == 1:
@@ -108,14 +102,17 @@ def read(arguments: Sequence[str]) -> CommandLine:
                 f"{argument[:40]}…: {len(argument):,} characters; expected arguments of at "
                 f"most {LONGEST_ARGUMENT:,}"
             )
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"], dest="config")
     parser.add_argument("--config-dir", "-cd", type=lambda folder: Path(folder).absolute())
     parser.add_argument("--shell-completion", "-sc", action="store_true", dest="completion")
-    options, overrides = parser.parse_known_args(arguments)
+    try:
+        options, overrides = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise Refused(f"{error}; {DASHED}") from None
     given: dict[str, str] = {}
     for number, argument in enumerate(overrides):
         name, equals, value = argument.partition("=")

@@ -187,11 +187,7 @@ class GroupChoice:
         return ""
 
     def declared(self) -> dict[str, Any]:
-        """Return the rules that ranks and readers of the record need, and a hash of foreign code.
-
-        They are target, derive, section and compared; `sha256` is that of the file with
-        the target, where that is not Ringside's own.
-        """
+        """Return the rules that ranks and readers of a record need; `sha256` is of foreign code."""
         target = self.rules["_target_"]
         declared: dict[str, Any] = {"target": target}
         for name in ("derive", "section"):
@@ -303,10 +299,7 @@ def of_model(model: str, option: str) -> Any:
 
 
 def training_gigaflop(model: str, pixels: int) -> float | None:
-    """Return the 10⁹ operations of training on one image; None: the model's YAML says none.
-
-    Assumed: backward takes twice as many as forward, and both as many as there are pixels.
-    """
+    """Return the 10⁹ operations of training on an image: thrice a forward pass; None: unknown."""
     gigaflop, stated_pixels = of_model(model, "gigaflop"), of_model(model, "gpu.image_size")
     if not gigaflop or not stated_pixels:
         return None
@@ -454,11 +447,9 @@ def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 
 def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
-    """Return checked options with every `auto` replaced, for a cell of `ranks` ranks on cuda or
-    cpu.
+    """Return checked options with every `auto` replaced, for `ranks` ranks on cuda or cpu.
 
-    SERVER_NODES is left out: a cell keeps its meaning as Cell.server_hosts, and only if it has
-    hosts.
+    SERVER_NODES is left out: a cell with hosts keeps its meaning as Cell.server_hosts.
     """
     chosen = choice(group, typed["name"])
     values = dict(typed)

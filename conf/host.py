@@ -70,11 +70,7 @@ def free_memory() -> int | None:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process can keep busy: those that it may run on, or fewer where a
-    group limits their time.
-
-    Of a limit of 1.5 cores (docker --cpus=1.5) these are 2.
-    """
+    """Return how many cores this process can keep busy; of a limit of 1.5 cores these are 2."""
     cores = len(os.sched_getaffinity(0))
     for folder in _limiting_groups("cpu"):
         for names in CORE_FILES:
@@ -105,11 +101,9 @@ def kernel_count(file: Path, name: str) -> int:
 
 
 def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:
-    """Yield (folder of the group, top of its hierarchy) of this process, where a controller such as
-    `cpu` may limit it.
+    """Yield (folder of the group, top of its hierarchy) of this process for a controller.
 
-    Version 2 has one hierarchy for all controllers, version 1 one for each. Folders may not be
-    there in a container.
+    Version 2 has one hierarchy for all, version 1 one for each. A container may lack the folders.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():

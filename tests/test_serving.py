@@ -17,10 +17,11 @@ BUCKETS, PUSHES = 3, 16
 class Counting(Arithmetic):
     """Answers at once; counts for itself how stale every push was."""
 
-    def __init__(self, control, workers):
-        self.control, self.served, self.staleness = control, [], []
+    def __init__(self, config, control):
+        self.config, self.control, self.own_buckets = config, control, list(range(BUCKETS))
+        self.served, self.staleness = [], []
         self.version = np.zeros(BUCKETS, int)
-        self.seen = np.zeros((workers, BUCKETS), int)  # the version that a worker has
+        self.seen = np.zeros((config.workers, BUCKETS), int)  # the version that a worker has
 
     def serve(self, bucket, workers, number):
         for worker in workers:
@@ -41,8 +42,8 @@ def drive(workers, synchronous, bound, seed, mode=UPDATE):
     config = KvstoreConfig(arrays, tuple(range(BUCKETS)), 0, workers, 1, 10, synchronous, bound)
     control = Control(np.zeros(1 << 16, np.uint8), config, BUCKETS)
     control.settings[:, 0] = mode
-    arithmetic = Counting(control, workers)
-    server = Server(config, control, 0, list(range(BUCKETS)), arithmetic)
+    arithmetic = Counting(config, control)
+    server = Server(arithmetic, 0)
     number = [0] * workers  # the exchange in hand
     left = [[] for _ in range(workers)]  # buckets that it has still to push
     speed = [chance.choice([1, 1, 4, 16]) for _ in range(workers)]

@@ -43,10 +43,6 @@ class Peers:
         if self.size > 1:
             dist.all_reduce(torch.zeros(1), group=self.group)
 
-    def from_rank_zero(self, text: str) -> str:
-        """Return the first one's text. Collective. Raises ValueError: what came is not text."""
-        return broadcast_json(text, self.group) if self.size > 1 else text
-
 
 class HostGroups:
     """Two groups of a rank: `inside` has the ranks of its host, `rail` its likes on every host.

@@ -90,10 +90,7 @@ class GpuMemory:
     """
 
     def __init__(self, size_bytes: int, device: torch.device, name: str = "") -> None:
-        """Allocate on the current GPU, which is `device`; `name` is its name in messages.
-
-        Raises RuntimeError: there is not that much memory.
-        """
+        """Allocate on the current GPU, which is `device`; messages call it `name`."""
         self._name = name or str(device)
         call = f"cudaMalloc of {size_bytes} bytes on {self._name}"
         self.address = int(checked(call, runtime.cudaMalloc(max(1, size_bytes))))

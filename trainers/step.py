@@ -13,7 +13,7 @@ from trainers import compile_passes, models
 from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
 from trainers.cuda_graph import CudaCapture, GraphedStep
 from trainers.optimizers import optimizer_of
-from trainers.strategy import Hosts, Strategy, load, whole
+from trainers.strategy import Hosts, Strategy, load, trained, whole
 
 REWRITTEN = ("max", "max_graph")  # ways to be fast that compile with our rewrites
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,7 +84,7 @@ class Training:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """What is trained, in the order of `names`, as the model has it now: whole or sharded."""
-        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        return trained(self.network)
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """Return parameters with the whole weights, for an exchange alone. Collective."""

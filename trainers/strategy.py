@@ -154,10 +154,7 @@ class Strategy(ABC):
         """
 
     def refuse(self, model: nn.Module) -> None:
-        """Raise ValueError for a model, on the meta device, that the strategy cannot train.
-
-        Called before the cell starts, of strategies whose YAML says `some_models: true`.
-        """
+        """Raise ValueError for a model, on meta, that it cannot train (YAML: `some_models`)."""
         return
 
     @abstractmethod
@@ -239,6 +236,11 @@ class Strategy(ABC):
     def close(self) -> None:
         """Release servers and shared memory, after the last measurement."""
         return
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that training changes, in the model's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def whole(tensor: AnyTensor) -> AnyTensor:

@@ -33,16 +33,16 @@ study_seconds() {
   # sweep's own seconds. 2 GPUs, 8.5 minutes; with OLD the last sweeps may be left out.
   # Fills a table of seconds. Only the first sweep finds an empty store, as a user's first one does: run it into a new folder.
   local two compiled study
-  two=(gpus=0,1 "model=$model" strategy=nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}"
+  two=(gpus=0,1 "model=$model" strategy=nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" "${timing[@]}"
     noise_pairs=0)
   sweep 170 template "${two[@]}" nccl.algo=null,Ring
   if [ "${OLD:-}" ]; then
-    with_old sweep 110 old gpus=0,1 "model=$model" "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}" noise_pairs=0
+    with_old sweep 110 old gpus=0,1 "model=$model" "batch_size=$(small 256,128 16,8)" "${timing[@]}" noise_pairs=0
   fi
-  compiled=(gpus=0,1 "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  compiled=(gpus=0,1 "model=$model" "optimize=$compile" "${timing[@]}" noise_pairs=0)
   sweep 170 compiled_new "${compiled[@]}"
   sweep 120 compiled_cached "${compiled[@]}" nccl.algo=null,Ring
-  sweep 80 levels gpus=0,1 "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=null,LOC
+  sweep 80 levels gpus=0,1 "model=$model" "${timing[@]}" nccl.p2p_level=null,LOC
   for study in template old compiled_new compiled_cached levels; do
     if [ -d "$out/$study" ]; then analysis "seconds_$study" seconds "$out/$study"; fi
   done
@@ -54,8 +54,7 @@ study_graphs() {
   local network
   for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
     cells 270 "graphs_$network" 'gpus=[0],[0,1]' "model=$network" "optimize=eager,$graph" \
-      "batch_size=$(small 256,128,64,32,16 16,8)" "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" \
-      benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
+      "batch_size=$(small 256,128,64,32,16 16,8)" "${second[@]}" noise_pairs=0
   done
 }
 
@@ -72,7 +71,7 @@ study_compiled() {
     commas=${gpus//[^,]/}
     study=compiled_${model}_$((${#commas} + 1))
     cells 420 "$study" "gpus=$gpus" "model=$model" "optimize=$compile,$(small compile_graph eager)" "batch_size=$batches" \
-      "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
+      "${second[@]}" noise_pairs=0
   done
 }
 
@@ -119,7 +118,7 @@ study_shared_gpu() {
 study_today() {
   # Shards, micro-steps, hooks and local SGD beside DDP. 2 GPUs, 9 minutes; GPUS=0: one, 5 minutes.
   # Fills a table of rates, costs and memory by strategy. Copy $out/shards, …, packed, to tests/data/h200_x2.
-  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${timing[@]}" noise_pairs=0
     "repeats=$(small 2 1)")
   cells 170 shards "${common[@]}" "strategy=nccl_allreduce,zero1$(small ,zero2,fsdp "")" predict=auto
   cells 100 micro_steps "${common[@]}" "strategy=nccl_allreduce$(small ,fsdp "")" accumulate=4
@@ -130,7 +129,7 @@ study_today() {
 study_asked() {
   # A question beside the grid that would answer it: the fastest strategy of seven. 2 GPUs, 9 minutes.
   # Fills a table of answers and seconds. Copy $out/asked and $out/grid, packed, to tests/data/h200_x2.
-  local common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  local common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "${timing[@]}" noise_pairs=0
     "strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_local$(small ,zero2,fsdp "")")
   LINES_SHOWN=30
   sweep 170 asked "${common[@]}" ask=fastest margin=1%
@@ -143,7 +142,7 @@ study_scripts() {
   # Fills "Scripts". Copy $out/script, …, packed, to tests/data/h200_x2.
   local run=tests/data/own_code/src/resnet50.py both='gpus=[0],[0,1]' brief jpegs=$out/.jpegs reference
   brief=(benchmark=script benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)" noise_pairs=0)
-  cells 60 model "$both" "model=$(small resnet50 fmnist_cnn)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  cells 60 model "$both" "model=$(small resnet50 fmnist_cnn)" "${timing[@]}" noise_pairs=0
   cells 80 script "$both" "${brief[@]}" "benchmark.run=$run $(small 256 2)"
   if [ -z "${SMALL:-}" ]; then
     cells 60 script_levels gpus=0,1 "${brief[@]}" "benchmark.run=$run" nccl.p2p_level=LOC,PIX
@@ -168,8 +167,8 @@ study_tuned() {
   # Fills a row of "Questions". $out/tuned is tests/data/tuned_nccl.tar.xz.
   local common=(gpus=0,1 "nccl.max_nchannels=${CHANNELS:-null}")
   LINES_SHOWN=30
-  sweep 220 tuned tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}"
-  sweep 220 tuned_loc tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=LOC
+  sweep 220 tuned tune=nccl "${common[@]}" "model=$model" "${timing[@]}"
+  sweep 220 tuned_loc tune=nccl "${common[@]}" "model=$model" "${timing[@]}" nccl.p2p_level=LOC
   cells 200 tune_grid "${common[@]}" benchmark=collectives benchmark.{min_bytes=64K,max_bytes=256M,factor=16} repeats=3 \
     nccl.algo=null,allreduce:tree,Ring nccl.proto=null,LL,LL128,Simple
 }
@@ -208,7 +207,7 @@ study_observed() {
 study_rewritten() {
   # Which way to run a step is fastest: a question beside a grid, with the code compiled before. 1 GPU, 10 minutes.
   # Fills "Questions". Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.
-  local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${timing[@]}" noise_pairs=0)
   local ways="optimize=$(small eager,graph,compile,compile_graph,max eager,compile)"
   compiled_in_out
   LINES_SHOWN=30
@@ -225,7 +224,7 @@ study_formats() {
   # The first step in fp32 is slow at larger batches: cuDNN tried its algorithms for 55 s at 256.
   layout=(channels_last=true,false "batch_size=$(small 256 16)")
   format=("precision=$(small fp32,tf32 fp32,bf16)" "batch_size=$(small 64 16)")
-  common=(gpus=0 "${windows[@]}" "${short[@]}" noise_pairs=0)
+  common=(gpus=0 "${timing[@]}" noise_pairs=0)
   for network in $(small "resnet50 inception_v3" fmnist_cnn); do
     sweep 110 "asked_layout_$network" "${common[@]}" "model=$network" "${layout[@]}" ask=differs margin=1%
     sweep 130 "asked_precision_$network" "${common[@]}" "model=$network" "${format[@]}" ask=differs margin=1%
@@ -237,7 +236,7 @@ study_formats() {
 study_strong_scaling() {
   # A fixed global batch on one GPU, on the other, and on both, each step one replay of a CUDA graph; three runs. 2 GPUs, 3 minutes.
   # Fills "CUDA graphs", strong scaling: a verdict for each number of GPUs. Copy $out/strong_scaling, packed, to tests/data/h200_x2.
-  local options=(+experiment=strong_scaling 'gpus=[0],[1],[0,1]' "model=$model" "optimize=$graph" "${windows[@]}" "${short[@]}")
+  local options=(+experiment=strong_scaling 'gpus=[0],[1],[0,1]' "model=$model" "optimize=$graph" "${timing[@]}")
   if [ "${SMALL:-}" ]; then options+=(full=true repeats=1 global_batch_size=32); fi
   sweep 400 strong_scaling "${options[@]}"
 }
@@ -268,13 +267,11 @@ study_exchanges() {
   fi
   cells 60 exchange_fp16 gpus=0,1 "${alone[@]}" strategy=nccl_allreduce,kvstore_device strategy.comm_hook=fp16
   cells 50 exchange_sharded gpus=0,1 "${alone[@]}" strategy=cpu_staged strategy.staging=sharded
-  cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device \
-    strategy.server_gpus=1
+  cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device strategy.server_gpus=1
   if [ "${BUCKETS:-yes}" = yes ]; then
-    cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${windows[@]}" \
-      "${short[@]}" "$runs"
+    cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${timing[@]}" "$runs"
   fi
-  cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${windows[@]}" "${short[@]}"
+  cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${timing[@]}"
 }
 
 study_forecasts() {
@@ -286,8 +283,7 @@ study_forecasts() {
     benchmark.exposed_rounds=1 "${short[@]}")
   forecast() { cells "$@" study=forecasts "${brief[@]}"; }  # all of one study, so that each sweep knows those before
   # What the others are forecast from: 12 + 2 cells.
-  forecast 190 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device \
-    "batch_size=$(small 256,128 32,16)"
+  forecast 190 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device "batch_size=$(small 256,128 32,16)"
   forecast 70 transport gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC "batch_size=$(small 256 32)"
   # What is forecast: 16 + 6 + 4 + 2 + 4.
   forecast 180 batches gpus=0,1 "model=$model" "$both" "batch_size=$(small 288,224,208,192,176,160,144,112 24,20)"
@@ -308,8 +304,7 @@ study_x8_waterfall() {
   # Where the rate goes: all GPUs and each alone, with the strategy and without. 8 minutes with two runs; REPEATS=3 fits a call only on
   # four.
   # Fills "Scaling" and "Where the rate goes". Copy $out/waterfall_x8, packed, to tests/data/h200_x8/waterfall.
-  sweep 560 "waterfall_x$N" "gpus=[$all]" "model=$model" waterfall=true "repeats=${REPEATS:-$(small 2 1)}" \
-    "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}"
+  sweep 560 "waterfall_x$N" "gpus=[$all]" "model=$model" waterfall=true "repeats=${REPEATS:-$(small 2 1)}" "${second[@]}"
 }
 
 study_x8_scaling() {
@@ -317,7 +312,7 @@ study_x8_scaling() {
   # Fills "Scaling": efficiency against the slowest member. Copy $out/scaling_x8_MODEL, packed, to tests/data/h200_x8.
   local network
   for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
-    cells 280 "scaling_x${N}_$network" "gpus=$each,$scale" "model=$network" "${windows[@]}" "${short[@]}" noise_pairs=0
+    cells 280 "scaling_x${N}_$network" "gpus=$each,$scale" "model=$network" "${timing[@]}" noise_pairs=0
   done
 }
 
@@ -326,8 +321,7 @@ study_x8_compiled() {
   # that had none. MODEL chooses; for Inception-v3 ALONE=0 measures GPU 0 alone only.
   # Fills "Scaling": compiled, and at equal clocks. Copy $out/compiled_x8_MODEL, packed, to tests/data/h200_x8.
   local alone=${ALONE:+[0]}
-  cells 560 "compiled_x${N}_$model" "gpus=${alone:-$each},$scale" "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" \
-    noise_pairs=0
+  cells 560 "compiled_x${N}_$model" "gpus=${alone:-$each},$scale" "model=$model" "optimize=$compile" "${timing[@]}" noise_pairs=0
 }
 
 study_x8_settings() {
@@ -336,20 +330,20 @@ study_x8_settings() {
   # Fills "NCCL settings", "Traces" and a table of classes. Copy $out/settings_x8, …, packed, to tests/data/h200_x8.
   local pair
   pair=gpus=$(small 0,3 0,1)
-  sweep 60 "command_x$N" "$pair" "model=$model" nccl.p2p_level=LOC "${windows[@]}" "${short[@]}"
-  cells 90 "settings_x$N" "$pair" "model=$model" nccl.p2p_level=null,NVL,PIX,LOC "${windows[@]}" "${short[@]}" noise_pairs=0
+  sweep 60 "command_x$N" "$pair" "model=$model" nccl.p2p_level=LOC "${timing[@]}"
+  cells 90 "settings_x$N" "$pair" "model=$model" nccl.p2p_level=null,NVL,PIX,LOC "${timing[@]}" noise_pairs=0
   if [ -z "${SMALL:-}" ]; then
     cells 60 "best_x$N" "gpus=best:$((N / 2)),worst:$((N / 2))" "model=$model" "${windows[@]}" noise_pairs=0
     cells 160 "classes_x$N" gpus=classes "model=$model" "${windows[@]}" noise_pairs=0
   fi
-  sweep 110 "trace_x$N" "gpus=[$all]" "model=$model" "profiler=$(small auto torch)" "${windows[@]}" "${short[@]}"
+  sweep 110 "trace_x$N" "gpus=[$all]" "model=$model" "profiler=$(small auto torch)" "${timing[@]}"
 }
 
 study_x8_strategies() {
   # Every strategy on all GPUs, two runs each. 5.5 minutes.
   # Fills "Strategies on eight GPUs". Copy $out/strategies_x8, packed, to tests/data/h200_x8/strategies.
   local options
-  options=(+experiment=strategies "gpus=[$all]" "model=$model" "repeats=${REPEATS:-$(small 2 1)}" "${windows[@]}" "${short[@]}")
+  options=(+experiment=strategies "gpus=[$all]" "model=$model" "repeats=${REPEATS:-$(small 2 1)}" "${timing[@]}")
   if [ "${SMALL:-}" ]; then options+=(full=true strategy=none,cpu_staged); fi
   cells 560 "strategies_x$N" "${options[@]}"
 }
@@ -359,7 +353,7 @@ study_x8_servers() {
   # Fills "Strategies on eight GPUs" and "The exchange alone". Copy $out/servers_x8, $out/exchange_x8, packed, to tests/data/h200_x8.
   local options on_gpus
   first() { seq -s , 0 $(($1 - 1)); }  # NUMBER: so many GPUs
-  options=("model=$model" "${windows[@]}" "${short[@]}" study="servers_x$N" noise_pairs=0)
+  options=("model=$model" "${timing[@]}" study="servers_x$N" noise_pairs=0)
   if [ -z "${SMALL:-}" ]; then
     on_gpus=strategy=kvstore_dist_sync_device,kvstore_dist_async_device
     cells 90 one_server "gpus=[$(first $((N - 1)))]" "$on_gpus" "strategy.server_gpus=$((N - 1))" "${options[@]}"
@@ -554,6 +548,8 @@ else
   windows=(benchmark.max_seconds=2 benchmark.exposed_rounds=2)
   short=()
 fi
+timing=("${windows[@]}" "${short[@]}")
+second=("$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}")
 if [ "${1:-}" = compile_before ]; then
   "$@"
   exit

@@ -9,7 +9,7 @@ What happens in a step, and what a subclass defines of it:
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -27,8 +27,8 @@ NAMED = 5  # parameters that an error names at most
 SHARE_ELEMENTS = 256
 
 
-class Bucketed(Strategy):
-    """What all strategies with buckets share.
+class Bucketed(Strategy, ExchangeAlone):
+    """What all strategies with buckets share; each is its own exchange alone.
 
     Arrays are the parameters, numbered as the optimizer has them. The gradients of the first step,
     in rank 0's order of arrival, are those that are exchanged in every step (torch's DDP calls that
@@ -73,10 +73,6 @@ class Bucketed(Strategy):
     @abstractmethod
     def apply_weights(self) -> None:
         """Set the parameters to the weights of the next step, after `finish_buckets`."""
-
-    def pipelined(self) -> Callable[[], None] | None:
-        """Return what ExchangeAlone.pipelined returns."""
-        return None
 
     # The seam (trainers.strategy).
 
@@ -128,9 +124,25 @@ class Bucketed(Strategy):
         if self._buckets_of is None:
             self.parameters = parameters
             self._agree(list(reversed(range(len(parameters)))))
-        alone = _BucketsAlone(self)
-        alone.fill([torch.randn_like(parameter) for parameter in self.parameters])
-        return alone
+        self.fill([torch.randn_like(parameter) for parameter in self.parameters])
+        return self
+
+    def fill(self, gradients: Sequence[Tensor]) -> None:
+        """Copy this rank's gradients into the buckets that are sent."""
+        for bucket, flat in zip(self.layout.buckets, self.flat_sent, strict=True):
+            gather(bucket, gradients, flat)
+
+    def __call__(self) -> None:
+        """Exchange once, inside `gradients_only`."""
+        for bucket in range(len(self.layout.buckets)):
+            self.start_bucket(bucket)
+        self.finish_buckets()
+
+    def result(self) -> list[Tensor]:
+        """Return copies in the parameters' shapes; zeros where a parameter is in no bucket."""
+        means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        scatter(self.layout.buckets, self.flat_means, means)
+        return means
 
     def buckets(self) -> list[SentBucket] | None:
         """Return the buckets; None before the first step."""
@@ -244,32 +256,6 @@ class Bucketed(Strategy):
         for index, bucket in enumerate(self.layout.buckets):
             for part in bucket.parts:
                 self._buckets_of.setdefault(part.array, []).append(index)
-
-
-class _BucketsAlone(ExchangeAlone):
-    """The exchange of a strategy with buckets, inside its `gradients_only`."""
-
-    def __init__(self, strategy: Bucketed) -> None:
-        self._strategy = strategy
-
-    def fill(self, gradients: Sequence[Tensor]) -> None:
-        strategy = self._strategy
-        for bucket, flat in zip(strategy.layout.buckets, strategy.flat_sent, strict=True):
-            gather(bucket, gradients, flat)
-
-    def __call__(self) -> None:
-        for bucket in range(len(self._strategy.layout.buckets)):
-            self._strategy.start_bucket(bucket)
-        self._strategy.finish_buckets()
-
-    def pipelined(self) -> Callable[[], None] | None:
-        return self._strategy.pipelined()
-
-    def result(self) -> list[Tensor]:
-        """Return copies in the parameters' shapes; zeros where a parameter is in no bucket."""
-        means = [torch.zeros_like(parameter) for parameter in self._strategy.parameters]
-        scatter(self._strategy.layout.buckets, self._strategy.flat_means, means)
-        return means
 
 
 def arrays_of(parameters: Sequence[Tensor], comm_hook: str) -> tuple[Array, ...]:

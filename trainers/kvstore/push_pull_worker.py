@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers import memory
-from trainers.collectives import HostGroups, Peers
+from trainers.collectives import HostGroups, Peers, broadcast_json
 from trainers.kvstore import server_process
 from trainers.kvstore.remote import Demand, Guarded, RemoteServer, rendezvous_store
 from trainers.kvstore.server import (
@@ -60,10 +60,7 @@ class Worker:
         threads: int | str,
         host: HostGroups | None = None,
     ) -> None:
-        """Map the shared memory and meet the servers. Collective over the peers and over `host`.
-
-        Raises OSError: not enough shared memory.
-        """
+        """Map the shared memory and meet the servers. Collective over the peers and `host`."""
         self.config, self.peers, self.device, self._host = config, peers, device, host
         self.layout, self.on_gpu = config.layout(), device.type == "cuda"
         # Where servers are processes, their threads sum; ours then only measure the memory.
@@ -75,7 +72,10 @@ class Worker:
         self._only_gradients = False
         self._host_number = config.places.host_of(peers.rank)
         first_rank = config.places.ranks[self._host_number][0]
-        announced = memory.named(peers.from_rank_zero(memory.new_path().name))
+        name = memory.new_path().name
+        if peers.size > 1:
+            name = broadcast_json(name, peers.group)
+        announced = memory.named(name)
         path = path_on(announced, config, self._host_number)
         is_first = peers.rank == first_rank  # of this host
         if not is_first:
@@ -208,8 +208,7 @@ class Worker:
             arithmetic = HostMeans(shared, rank, self._host.rail)
         else:
             arithmetic = CpuArithmetic(shared, shared.regions, rank)
-        own = arithmetic.own_buckets
-        self._server = Server(self.config, self._control, rank, own, arithmetic)
+        self._server = Server(arithmetic, rank)
         if self.on_gpu:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()

@@ -104,8 +104,8 @@ class Wire:
         # This it often wakes; the supervisor, which sees the end of every process, ends the cell in
         # any case.
         farewell = self.receive(torch.zeros(1), self._farewell_tag)
-        self._watch = Guarded(self.name, farewell.wait)
-        self._watch.start()
+        self.watch = Guarded(self.name, farewell.wait)
+        self.watch.start()
 
     def send(self, tensor: Tensor, tag: int) -> Work:
         """Begin to send a tensor (elements,), which stays as it is until the work is done."""
@@ -117,14 +117,10 @@ class Wire:
         work: Work = self._group.recv([tensor.view(torch.uint8)], self._peer, tag)
         return work
 
-    def check(self) -> None:
-        """Raises RuntimeError: the connection has failed."""
-        self._watch.check()
-
     def part(self) -> None:
         """Say farewell, and wait for the peer's."""
         self.send(torch.zeros(1), self._farewell_tag).wait()
-        self._watch.join()
+        self.watch.join()
 
 
 class GpuWire:
@@ -233,7 +229,7 @@ class RemoteServer:
 
     def check(self) -> None:
         """Raises RuntimeError: the connection has failed."""
-        self._wire.check()
+        self._wire.watch.check()
         self._thread.check()
 
     def close(self) -> None:
@@ -317,7 +313,7 @@ class RemoteWorker:
 
     def check(self) -> None:
         """Raises RuntimeError: the connection has failed."""
-        self._wire.check()
+        self._wire.watch.check()
         self._thread.check()
 
     def _serve_requests(self) -> None:

@@ -22,8 +22,6 @@ from trainers.kvstore.shared_memory import (
     DTYPES,
     FLAG_BYTES,
     UPDATE,
-    Control,
-    KvstoreConfig,
     Regions,
     SharedMapping,
     address_of,
@@ -54,12 +52,12 @@ class Arithmetic(ABC):
     def __init__(self, shared: SharedMapping, regions: Regions | None, server: int) -> None:
         """`regions` hold the weights of all buckets; this is a server of some."""
         assert regions is not None
-        self._config, self._control, self.regions = shared.config, shared.control, regions
+        self.config, self.control, self.regions = shared.config, shared.control, regions
         self.remote: Mapping[int, RemoteWorker] = {}  # workers on other hosts
         self.own_buckets = shared.layout.of_server(server)
         self._steps: dict[int, FlatSteps] = {}
         for bucket in self.own_buckets:
-            self._steps[bucket] = FlatSteps(self._config.optimizer, regions.weights[bucket])
+            self._steps[bucket] = FlatSteps(self.config.optimizer, regions.weights[bucket])
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest, device=regions.device)
 
@@ -73,8 +71,8 @@ class CpuArithmetic(Arithmetic):
 
     def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Pass over the bucket once: sum, update, copy to where replies lie."""
-        regions, synchronous = self.regions, self._config.synchronous
-        mode, *settings = self._control.settings[workers[0]].tolist()
+        regions, synchronous = self.regions, self.config.synchronous
+        mode, *settings = self.control.settings[workers[0]].tolist()
         pushed = [regions.pushed[worker][bucket] for worker in workers]
         if mode == UPDATE:
             weights, steps = regions.weights[bucket], self._steps[bucket]
@@ -88,11 +86,11 @@ class CpuArithmetic(Arithmetic):
                 steps.take(mean_into(parts, self._space[: len(parts[0])]), settings, piece)
                 for copy in copies:
                     copy[piece].copy_(weights[piece])
-        elif not self._config.replies_own_gradient:
+        elif not self.config.replies_own_gradient:
             replies = regions.gradient_replies
             chosen = list(replies) if synchronous else [workers[0]]
             mean(pushed, [replies[copy][bucket] for copy in chosen], self._space)
-        self._control.done[workers, bucket] = exchange
+        self.control.done[workers, bucket] = exchange
         if self.remote:
             for worker in workers:
                 if worker in self.remote:
@@ -116,7 +114,7 @@ class GpuArithmetic(Arithmetic):
         self._stream.wait_stream(torch.cuda.current_stream())  # until the zeros above are there
         torch.cuda.set_stream(self._stream)  # for all operators of this process
         self._updated = torch.cuda.Event()
-        self._streams = [CopyStream(torch.cuda.Stream()) for _ in range(self._config.workers)]
+        self._streams = [CopyStream(torch.cuda.Stream()) for _ in range(self.config.workers)]
         self._buckets, self._replies = shared.layout.buckets, replies
         offset = device_address(shared.address) - shared.address
         self._flags = [address_of(flags) + offset for flags in shared.control.done]
@@ -124,16 +122,16 @@ class GpuArithmetic(Arithmetic):
     def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Enqueue the update, then a copy and a flag for each worker."""
         regions = self.regions
-        mode, *settings = self._control.settings[workers[0]].tolist()
+        mode, *settings = self.control.settings[workers[0]].tolist()
         pushed = [regions.pushed[worker][bucket] for worker in workers]
         if mode == UPDATE:
             reply = regions.weights[bucket]
             total = mean_into(pushed, self._space[: len(pushed[0])])
             self._steps[bucket].begin()
             self._steps[bucket].take(total, settings)
-            if not self._config.synchronous:
+            if not self.config.synchronous:
                 reply = regions.weight_replies[workers[0]][bucket].copy_(reply)
-        elif self._config.replies_own_gradient:
+        elif self.config.replies_own_gradient:
             self._reply(pushed[0], bucket, workers[0], exchange)
             return
         else:
@@ -157,10 +155,7 @@ class GpuArithmetic(Arithmetic):
 
 
 class HostMeans(CpuArithmetic):
-    """Sums and updates in host memory; between the two, hosts exchange the means of their workers.
-
-    The servers of all hosts keep the same weights.
-    """
+    """Sums and updates in host memory; hosts exchange means in between, and keep equal weights."""
 
     def __init__(self, shared: SharedMapping, server: int, rail: dist.ProcessGroup) -> None:
         """`rail` has the servers of these buckets on all hosts. Nothing else may use it."""
@@ -200,18 +195,18 @@ class HostMeans(CpuArithmetic):
             bucket, workers, exchange, work = self._under_way.popleft()
             work.wait()  # raises what went wrong
             self._reply(bucket, workers)
-            self._control.done[workers, bucket] = exchange
+            self.control.done[workers, bucket] = exchange
             served += len(workers)
         return served
 
     def _reply(self, bucket: int, workers: list[int]) -> None:
-        mode, *settings = self._control.settings[workers[0]].tolist()
+        mode, *settings = self.control.settings[workers[0]].tolist()
         total = self._means[bucket]
         replies = [copy[bucket] for copy in self.regions.gradient_replies.values()]
         if mode == UPDATE:
             self._steps[bucket].begin()
         for piece in pieces(len(total)):
-            mean = self._space[: len(total[piece])].copy_(total[piece]).div_(self._config.hosts)
+            mean = self._space[: len(total[piece])].copy_(total[piece]).div_(self.config.hosts)
             if mode == UPDATE:
                 self._steps[bucket].take(mean, settings, piece)
             else:
@@ -222,15 +217,9 @@ class HostMeans(CpuArithmetic):
 class Server:
     """Serves its own buckets until it is stopped. One thread calls it."""
 
-    def __init__(
-        self,
-        config: KvstoreConfig,
-        control: Control,
-        row: int,
-        own_buckets: list[int],
-        arithmetic: Arithmetic,
-    ) -> None:
+    def __init__(self, arithmetic: Arithmetic, row: int) -> None:
         """`row` is this server's row in the counts of staleness."""
+        config, control, own_buckets = arithmetic.config, arithmetic.control, arithmetic.own_buckets
         self._config, self._control = config, control
         self._own_buckets, self._arithmetic = own_buckets, arithmetic
         self._columns = np.array(own_buckets, dtype=np.intp)

@@ -78,8 +78,7 @@ def serve(
             return False
         return all(worker.stopped for worker in arithmetic.remote.values())
 
-    server = Server(config, control, number, arithmetic.own_buckets, arithmetic)
-    server.run(stopped, beat, PAUSE_SECONDS[worker_device])
+    Server(arithmetic, number).run(stopped, beat, PAUSE_SECONDS[worker_device])
 
 
 def _meet_remote_workers(

@@ -237,10 +237,7 @@ class SharedMapping:
         create: bool = False,
         host: int = 0,
     ) -> None:
-        """Map the file; one process of the host creates it. None: a server that shares no memory.
-
-        Raises OSError: not enough shared memory; says how much was needed.
-        """
+        """Map the file; one process of the host creates it. None: a server alone on its host."""
         self.path, self.config, self.layout = path, config, layout
         size_bytes = needed_bytes(config, layout, host)
         if path is None:

@@ -92,12 +92,10 @@ class PushPull(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make shared memory, servers and first weights. Collective."""
         device = self.parameters[0].device
-        if self._servers:
-            peers = Peers(dist.get_rank(), dist.get_world_size())
-        else:
+        if not self._servers:
             self._groups = HostGroups.across(self.hosts)
-            peers = Peers.of_host(self._groups)
         config = self._config(self.parameters, order, device.type == "cuda")
+        peers = Peers.of_host(self._groups)
         self.worker = Worker(config, peers, device, self._threads, self._groups)
         self.layout, self.flat_sent = self.worker.layout, self.worker.sent
         self.flat_means = self.worker.means
@@ -195,8 +193,7 @@ class PushPull(Bucketed):
             self._groups.close()
 
 
-class SynchronousServers(PushPull):
-    """MXNet's kvstore=dist_sync and dist_sync_device: an update waits for all workers."""
+SynchronousServers = PushPull  # MXNet's kvstore=dist_sync and dist_sync_device
 
 
 class AsynchronousServers(PushPull):
@@ -481,10 +478,7 @@ def summed_bytes(worker: Worker) -> float:
 
 
 def host_memory(worker: Worker, linked: bool = False) -> Callable[[], None]:
-    """Return what moves as many bytes of host memory as the sums of an exchange, of its own.
-
-    `linked`: while the link between GPU and host copies both ways.
-    """
+    """Return what moves the bytes of the sums of an exchange; `linked`: while copies run too."""
     elements = int(summed_bytes(worker) // ADD_BYTES)
     first, second, total = (torch.ones(elements) for _ in range(3))
 

@@ -192,11 +192,7 @@ class NcclAllreduce(Strategy):
 
 
 class DdpAlone(ExchangeAlone):
-    """All-reduce of DDP's buckets.
-
-    On a GPU several copies of the gradient take turns, so that together they are larger than the L2
-    cache.
-    """
+    """All-reduce of DDP's buckets; on a GPU of copies that exceed the L2 cache together."""
 
     def __init__(
         self,
