@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from conf.groups import ROOT, RULES, WITH_RULES, choices
 from conf.options import Refused
@@ -84,14 +83,9 @@ class CommandLine:
     multirun: bool
     help: bool
     version: bool
-    config: bool  # print the composed configuration
+    config: str | None  # job: print the composed configuration
     config_dir: Path | None  # a folder with YAML files of the user's own
     completion: bool  # Hydra's own, for the TAB key
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message}; {DASHED}")
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
@@ -108,14 +102,17 @@ def read(arguments: Sequence[str]) -> CommandLine:
                 f"{argument[:40]}…: {len(argument):,} characters; expected arguments of at "
                 f"most {LONGEST_ARGUMENT:,}"
             )
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--version", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job"])
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--shell-completion", "-sc", action="store_true")
-    options, overrides = parser.parse_known_args(arguments)
+    parser.add_argument("--cfg", "-c", choices=["job"], dest="config")
+    parser.add_argument("--config-dir", "-cd", type=lambda folder: Path(folder).absolute())
+    parser.add_argument("--shell-completion", "-sc", action="store_true", dest="completion")
+    try:
+        options, overrides = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise Refused(f"{error}; {DASHED}") from None
     given: dict[str, str] = {}
     for number, argument in enumerate(overrides):
         name, equals, value = argument.partition("=")
@@ -131,16 +128,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
             meant = others_word(name, value) or others_word(without_dashes, value)
             rule = f"write options without dashes, as in gpus=0,1; {DASHED}"
             raise Refused(f"{argument}: {meant or rule}")
-    folder = Path(options.config_dir).absolute() if options.config_dir is not None else None
-    return CommandLine(
-        overrides=overrides,
-        multirun=options.multirun,
-        help=options.help,
-        version=options.version,
-        config=options.cfg == "job",
-        config_dir=folder,
-        completion=options.shell_completion,
-    )
+    return CommandLine(overrides, **vars(options))
 
 
 def others_word(word: str, value: str = "") -> str:

@@ -66,11 +66,8 @@ WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
 PASSES = 3  # forward, and backward, which takes twice as long
 SENDS = ("once", "ring", "two_rings", "once_and_ring")
-FIELDS_WITH_REFUSED = (
-    "precision",
-    "benchmark",
-    "optimize",
-)  # of a cell; a strategy's `accepts` may name them
+# Fields of a cell that a strategy's `accepts` may name.
+FIELDS_WITH_REFUSED = ("precision", "benchmark", "optimize")
 # What limits the time that a file of the user's own takes to read.
 LARGEST_BYTES = 1 << 18
 DEEPEST = 50
@@ -179,10 +176,8 @@ class GroupChoice:
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
         """Return why no CUDA graph holds a step with these options of a strategy; else ''."""
         if not self.rules.get("graph", False):
-            able = []
-            for name in choices("strategy"):
-                if choice("strategy", name).rules.get("graph", False):
-                    able.append(name)
+            strategies = [choice("strategy", name) for name in choices("strategy")]
+            able = [other.name for other in strategies if other.rules.get("graph", False)]
             needs = f"a CUDA graph cannot record the CPU's work in a step of strategy={self.name}"
             return f"{needs} (graphs work with {', '.join(able)})"
         for name, limits in self.accepts.items():
@@ -192,11 +187,7 @@ class GroupChoice:
         return ""
 
     def declared(self) -> dict[str, Any]:
-        """Return the rules that ranks and readers of the record need, and a hash of foreign code.
-
-        They are target, derive, section and compared; `sha256` is that of the file with
-        the target, where that is not Ringside's own.
-        """
+        """Return the rules that ranks and readers of a record need; `sha256` is of foreign code."""
         target = self.rules["_target_"]
         declared: dict[str, Any] = {"target": target}
         for name in ("derive", "section"):
@@ -236,10 +227,7 @@ def add_config_dir(folders: Iterable[Path]) -> None:
 
 
 def _refuse_unplain(path: Path) -> None:
-    """Refuse a YAML file that is large or deep, or whose values are not all written out.
-
-    One that is not YAML is left to whoever reads it.
-    """
+    """Refuse a YAML file that is large or deep, or whose values are not all written out."""
     if path.stat().st_size > LARGEST_BYTES:
         raise Refused(f"{path}: larger than {LARGEST_BYTES >> 10} KiB")
     too_deep = Refused(f"{path}: deeper than {DEEPEST} levels")
@@ -262,10 +250,7 @@ def _refuse_unplain(path: Path) -> None:
 
 
 def no_yaml(error: yaml.YAMLError, path: str) -> str:
-    """Return the sentence about a file that is not YAML.
-
-    `path` stands where the error names no file.
-    """
+    """Return the sentence about a file that is not YAML; `path` is for an error without one."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         path = f"{mark.name}, line {mark.line + 1}"
@@ -314,10 +299,7 @@ def of_model(model: str, option: str) -> Any:
 
 
 def training_gigaflop(model: str, pixels: int) -> float | None:
-    """Return the 10⁹ operations of training on one image; None: the model's YAML says none.
-
-    Assumed: backward takes twice as many as forward, and both as many as there are pixels.
-    """
+    """Return the 10⁹ operations of training on an image: thrice a forward pass; None: unknown."""
     gigaflop, stated_pixels = of_model(model, "gigaflop"), of_model(model, "gpu.image_size")
     if not gigaflop or not stated_pixels:
         return None
@@ -465,11 +447,9 @@ def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 
 def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
-    """Return checked options with every `auto` replaced, for a cell of `ranks` ranks on cuda or
-    cpu.
+    """Return checked options with every `auto` replaced, for `ranks` ranks on cuda or cpu.
 
-    SERVER_NODES is left out: a cell keeps its meaning as Cell.server_hosts, and only if it has
-    hosts.
+    SERVER_NODES is left out: a cell with hosts keeps its meaning as Cell.server_hosts.
     """
     chosen = choice(group, typed["name"])
     values = dict(typed)

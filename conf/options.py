@@ -16,8 +16,7 @@ AS_TYPED = {"True": "true", "False": "false"}  # words of Python's as YAML has t
 
 
 class Refused(ValueError):
-    """A request that cannot be measured. The message names the field, the value and what is
-    accepted."""
+    """A request that cannot be measured. Its message: the field, the value, what is accepted."""
 
 
 def option(

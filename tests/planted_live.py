@@ -44,7 +44,7 @@ def phase(reporter, name):
 
 
 REAL_PHASE, REAL_BLOCK, REAL_TIMES = Reporter.phase, Reporter.block, Clock.block
-REAL_BATCHES, REAL_BUILD, REAL_BACKWARD = step.synthetic, models.build, Training._backward
+REAL_BATCHES, REAL_BUILD, REAL_BACKWARD = step.synthetic, models.build, Training.backward
 REAL_STEP, REAL_PREPARE = Training.uncaptured_step, NcclAllreduce.prepare
 REAL_UPDATE, REAL_GRADIENT = Strategy.update, correctness.gradient
 AUTOCAST = dict(step.AUTOCAST)
@@ -113,7 +113,7 @@ def accumulate(training, batch, number):
     if number % 2:
         return REAL_STEP(training, batch)
     with training.without_exchange():
-        return training._backward(batch)
+        return training.backward(batch)
 
 
 def update_sometimes():
@@ -313,7 +313,7 @@ LIVE = {
     "autocast off": Live("bf16", [(step, "AUTOCAST", Autocast(AUTOCAST))], {"failed"}, SEEN),
     "autocast off, inputs in float32": Live(
         "bf16",
-        [(step, "AUTOCAST", Autocast(AUTOCAST)), (Training, "_backward", in_float32)],
+        [(step, "AUTOCAST", Autocast(AUTOCAST)), (Training, "backward", in_float32)],
         {"precision_not_used"},
         "no step tells its dtypes",
     ),
@@ -330,10 +330,10 @@ LIVE = {
     "half of each batch computed":
         Live("fp32", [(models, "build", half_computed)], {"steps_changed"}, "outputs are whole"),
     "half of each batch enters the model":
-        Live("fp32", [(Training, "_backward", half_counted)], {"images_miscounted"}, SEEN),
+        Live("fp32", [(Training, "backward", half_counted)], {"images_miscounted"}, SEEN),
     "evaluation mode": Live(
         "fp32",
-        [(Training, "_backward", evaluate)],
+        [(Training, "backward", evaluate)],
         {"steps_changed"},
         "only batch norms count, and this network has none",
     ),

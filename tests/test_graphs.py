@@ -160,7 +160,7 @@ def stale(training):
 
 def not_updated(training):
     """Weights that stay."""
-    training.graphs._step = training._backward
+    training.graphs._step = training.backward
 
 
 @pytest.mark.parametrize("fault", [stale, not_updated, left_out])
@@ -201,7 +201,7 @@ def test_a_step_that_is_no_replay_shows_its_own_gradients(ranks):
     training = graphed(ranks)
     training.step()
     replayed, places = gradients(), [parameter.grad for parameter in training.parameters]
-    training.backward()
+    training.backward(next(training.batches))
     assert not set(gradients()) & set(replayed)
     with training.without_exchange():
         training.step()

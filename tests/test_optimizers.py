@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from build import make_cell
-from hydra import compose
-from omegaconf import OmegaConf
+from build import composed_cell, make_cell
 
 from analysis.study.names import varying
 from conf.cell import Cell, Optimizer
-from conf.resolve import checked, resolve
 from trainers.optimizers import FlatSteps, name_of, optimizer_of, settings
 from trainers.step import Training
 
@@ -19,11 +16,6 @@ RECORDS = sorted(Path(__file__).parent.glob("data/h200_x2/bootcamp_*/*/record.js
 CPU = torch.device("cpu")
 SGD = Optimizer(learning_rate=0.1, momentum=0.8, weight_decay=0.01)
 ADAMW = Optimizer(0.01, weight_decay=0.1, name="adamw", beta1=0.8, beta2=0.95, epsilon=1e-6)
-
-
-def cell_of(*overrides):
-    config, _ = checked(OmegaConf.to_object(compose("config", overrides=list(overrides))))
-    return resolve(config, (0, 1), "cpu")
 
 
 def test_a_strategy_of_the_users_own_updates_under_a_loss_scaler_too():
@@ -72,13 +64,13 @@ def test_flat_pieces_and_fused_parameters_move_as_torchs_plain_optimizer(options
 
 
 def test_auto_is_each_optimizers_own(hydra):
-    assert cell_of().optimizer == Optimizer()
-    assert cell_of("optimizer.momentum=0").optimizer == Optimizer(momentum=0.0)
-    adamw = cell_of("optimizer.name=adamw", "optimizer.beta2=0.95")
+    assert composed_cell().optimizer == Optimizer()
+    assert composed_cell("optimizer.momentum=0").optimizer == Optimizer(momentum=0.0)
+    adamw = composed_cell("optimizer.name=adamw", "optimizer.beta2=0.95")
     assert adamw.optimizer == Optimizer(0.001, weight_decay=0.01, name="adamw", beta2=0.95)
     assert adamw.name == "resnet50 · nccl_allreduce · gpus 0,1 · adamw"
     assert Cell.from_dict(json.loads(json.dumps(adamw.to_dict()))) == adamw
-    assert [[*cell.values()] for cell in varying([cell_of(), adamw])] == [["sgd"], ["adamw"]]
+    assert [[*cell.values()] for cell in varying([composed_cell(), adamw])] == [["sgd"], ["adamw"]]
 
 
 def test_cells_of_sgd_keep_their_keys():

@@ -144,12 +144,8 @@ def test_a_model_that_does_not_fit_is_refused(strategy, sentence):
 
 def test_blocks_of_known_networks():
     with torch.device("meta"):
-        counts = [len(blocks_of(model())) for model in (torchvision.models.resnet50, vit)]
-    assert counts == [16, 12]
-
-
-def vit():
-    return torchvision.models.vit_b_16()
+        networks = (torchvision.models.resnet50(), torchvision.models.vit_b_16())
+    assert [len(blocks_of(network)) for network in networks] == [16, 12]
 
 
 def test_forecasts_are_made_or_refused():

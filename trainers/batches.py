@@ -36,10 +36,7 @@ class OwnModel(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of a batch, a scalar, of what forward returned.
-
-        Runs under autocast, like forward.
-        """
+        """Return the loss of what forward returned, a scalar. Runs under autocast, like forward."""
 
     def tokens(self, *batch: Tensor) -> int:
         """Return how many tokens a batch has; 0: its samples have none.
@@ -78,10 +75,7 @@ def synthetic(
 
 
 def as_computed(cell: Cell, batch: Batch) -> Batch:
-    """Return images as the first layer computes, as an input pipeline would deliver them.
-
-    Samples stay as they are.
-    """
+    """Return images as the first layer computes, as a pipeline would; samples as they are."""
     if cell.model.inputs == SAMPLES:
         return batch
     images, labels = batch
@@ -162,10 +156,7 @@ class LoadedBatches:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch, on the device.
-
-        Raises ValueError: the loader gives none, or one of another form.
-        """
+        """Return the next batch, on the device. Raises ValueError: the loader gives none."""
         began = time.perf_counter()
         batch = checked(self._cell, self._source, next(self._batches))
         on_device = tuple(tensor.to(self._device, non_blocking=True) for tensor in batch)

@@ -1,6 +1,4 @@
-"""The groups of a cell's ranks, memory for NCCL, collectives of one bucket, and JSON that ranks
-exchange.
-"""
+"""The groups of a cell's ranks, memory for NCCL, and JSON that ranks exchange."""
 
 import contextlib
 import functools
@@ -14,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.strategy import BucketExchange, Hosts
+from trainers.strategy import Hosts
 
 Group = dist.ProcessGroup | None  # None: all ranks
 # Values start small where gloo sums them, so that float32 does not overflow in some hundred calls
@@ -44,10 +42,6 @@ class Peers:
         """Wait for all. Collective."""
         if self.size > 1:
             dist.all_reduce(torch.zeros(1), group=self.group)
-
-    def from_rank_zero(self, text: str) -> str:
-        """Return the first one's text. Collective. Raises ValueError: what came is not text."""
-        return broadcast_json(text, self.group) if self.size > 1 else text
 
 
 class HostGroups:
@@ -122,79 +116,11 @@ def _registered_pool(backend: Any, device: torch.device) -> torch.cuda.MemPool:
     return pool
 
 
-# The collectives that exchange one bucket, in buffers of their own: what a forecast times.
-def all_reduce(size_bytes: int, dtype: str, device: torch.device) -> BucketExchange:
-    """Return an all-reduce over all ranks."""
-    flat = _filled(size_bytes, dtype, device, 1)
+def filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int = 1) -> Tensor:
+    """Return at least so many bytes of values (elements,), random on GPUs, whose power they change.
 
-    def run() -> None:
-        wait(dist.all_reduce(flat, mean_operation(flat), async_op=True))
-
-    return BucketExchange("all_reduce", run)
-
-
-def sharded(
-    size_bytes: int, dtype: str, returned: torch.dtype, device: torch.device
-) -> BucketExchange:
-    """Return a reduce-scatter, and an all-gather of as many elements of the dtype `returned`."""
-    ranks = dist.get_world_size()
-    flat = _filled(size_bytes, dtype, device, ranks)
-    share, weights = flat.new_empty(flat.numel() // ranks), torch.zeros_like(flat, dtype=returned)
-    own = weights.chunk(ranks)[dist.get_rank()]
-
-    def run() -> None:
-        wait(dist.reduce_scatter_tensor(share, flat, mean_operation(flat), async_op=True))
-        wait(dist.all_gather_into_tensor(weights, own, async_op=True))
-
-    return BucketExchange("reduce_scatter + all_gather", run)
-
-
-def owned(
-    size_bytes: int, dtype: str, returned: torch.dtype, device: torch.device
-) -> BucketExchange:
-    """Return a reduce to rank 0, and a broadcast of as many elements of the dtype `returned`."""
-    flat = _filled(size_bytes, dtype, device, 1)
-    weights = torch.zeros_like(flat, dtype=returned)
-
-    def run() -> None:
-        wait(dist.reduce(flat, 0, mean_operation(flat), async_op=True))
-        wait(dist.broadcast(weights, 0, async_op=True))
-
-    return BucketExchange("reduce + broadcast", run)
-
-
-def in_two_levels(
-    size_bytes: int, dtype: str, device: torch.device, groups: HostGroups
-) -> BucketExchange:
-    """Return a reduction inside a host, one of this rank's share on its rail, and an all-gather."""
-    here, inside, rail = groups.here, groups.inside, groups.rail
-    flat = _filled(size_bytes, dtype, device, here)
-    share = flat.chunk(here)[groups.place]
-    operations = []
-    if here > 1:
-        # As trainers.strategies.hierarchical: gloo's own reduce-scatter is an all-reduce of a copy.
-        operations.append("reduce_scatter" if flat.is_cuda else "all_reduce")
-    if rail is not None:
-        operations.append("all_reduce")
-    if here > 1:
-        operations.append("all_gather")
-
-    def run() -> None:
-        operation = mean_operation(flat)
-        if here > 1 and flat.is_cuda:
-            wait(dist.reduce_scatter_tensor(share, flat, operation, inside, async_op=True))
-        elif here > 1:
-            wait(dist.all_reduce(flat, group=inside, async_op=True))
-        if rail is not None:
-            wait(dist.all_reduce(share, operation, rail, async_op=True))
-        if here > 1:
-            wait(dist.all_gather_into_tensor(flat, share, inside, async_op=True))
-
-    return BucketExchange(" + ".join(operations), run)
-
-
-def _filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int) -> Tensor:
-    """Return values (elements,), random on GPUs, whose power depends on them."""
+    What a forecast times of one bucket lies in it.
+    """
     kind: torch.dtype = getattr(torch, dtype)
     elements = max(1, -(-size_bytes // (kind.itemsize * multiple_of))) * multiple_of
     if device.type == "cuda":
@@ -204,10 +130,7 @@ def _filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int)
 
 # JSON in tensors of bytes, on the host.
 def broadcast_json(value: Json, group: Group = None) -> Json:
-    """Return the value of a group's first rank. Every rank gives one of the same type. Collective.
-
-    Raises ValueError: what came is no such value.
-    """
+    """Return the value of a group's first rank. Collective. Raises ValueError: not of its type."""
     mine = _packed(value)
     size = torch.tensor([len(mine)])
     dist.broadcast(size, group=group, group_src=0)
@@ -220,10 +143,7 @@ def broadcast_json(value: Json, group: Group = None) -> Json:
 
 
 def all_gather_json(value: Json) -> list[Json]:
-    """Return the values of all ranks, in their order. Each gives one of the same type. Collective.
-
-    Raises ValueError: what came from one is no such value.
-    """
+    """Return the values of all ranks, in order. Collective. Raises ValueError: not of its type."""
     mine, ranks = _packed(value), range(dist.get_world_size())
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
     dist.all_gather(sizes, torch.tensor([len(mine)]))

@@ -13,7 +13,7 @@ import torch
 
 from conf.cell import Cell
 from trainers import models
-from trainers.strategy import Hosts, load
+from trainers.strategy import Hosts, load, trained
 
 
 def needed(cell: Cell) -> tuple[int, str]:
@@ -22,7 +22,7 @@ def needed(cell: Cell) -> tuple[int, str]:
         model = models.build(cell.model)
     if cell.precision == "bf16_weights":
         model = models.bf16_weights(model)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = trained(model)
     strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
     try:
         strategy.refuse(model)

@@ -13,7 +13,7 @@ from trainers import compile_passes, models
 from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
 from trainers.cuda_graph import CudaCapture, GraphedStep
 from trainers.optimizers import optimizer_of
-from trainers.strategy import Hosts, Strategy, load, whole
+from trainers.strategy import Hosts, Strategy, load, trained, whole
 
 REWRITTEN = ("max", "max_graph")  # ways to be fast that compile with our rewrites
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,24 +84,14 @@ class Training:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """What is trained, in the order of `names`, as the model has it now: whole or sharded."""
-        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        return trained(self.network)
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """Return parameters with the whole weights, for an exchange alone. Collective."""
         return [nn.Parameter(whole(weight.detach())) for weight in self.parameters]
 
-    def backward(self, batch: Batch | None = None) -> None:
-        """Run every forward and backward, and exchange, on the next batch, or on the one given.
-
-        Leaves the gradients in place. Never a replay of a graph.
-        """
-        self._backward(batch or next(self.batches))
-
     def step(self, batch: Batch | None = None) -> None:
-        """Run one training step on the next batch, or on the one given.
-
-        Where the cell asks for graphs, it is a replay of one.
-        """
+        """Run a step on the next batch, or on the one given: a replay where there are graphs."""
         batch = batch or next(self.batches)
         if self.graphs:
             self.loss = self.graphs(batch, self.exchanges)
@@ -111,7 +101,7 @@ class Training:
 
     def uncaptured_step(self, batch: Batch) -> Tensor:
         """Run one training step, kernel by kernel. Return its loss."""
-        loss = self._backward(batch)
+        loss = self.backward(batch)
         with self.mark("optimizer"):
             if self.scaler.is_enabled():
                 self.strategy.update(self._scaled_optimizer)
@@ -145,7 +135,11 @@ class Training:
             self.graphs.close()
         self.strategy.close()
 
-    def _backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Batch) -> Tensor:
+        """Run every forward and backward, and exchange; never a replay of a graph.
+
+        Returns the loss and leaves the gradients in place.
+        """
         self._count(batch)
         self.optimizer.zero_grad(set_to_none=True)
         *earlier, last = [batch]

@@ -20,16 +20,14 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from scipy.special import stdtrit
-from torch import nn
 
 from conf import schema
 from conf.cell import Cell
 from conf.command_line import normalise
 from conf.resolve import checked, resolve
-from trainers import compile_passes, models
+from trainers import compile_passes
 from trainers.compile_passes import (
     Rewrites,
-    in_faster_forms,
     masks_for_each_reader,
     masks_from_inputs,
     sums_written_once,
@@ -52,18 +50,7 @@ class Variant:
     split: tuple[Callable[[Any], int], ...] = ()  # and after it is split
     optimize: str = "max"
 
-    def compiled(self, model: nn.Module) -> Callable[..., Any]:
-        """Return the model as inductor compiles it with these changes."""
-        options = {}
-        if self.joint:
-            options["joint_custom_post_pass"] = Rewrites(*self.joint)
-        if self.split:
-            options["post_grad_custom_post_pass"] = Rewrites(*self.split)
-        return TORCH_COMPILE(model, options=options or None)
 
-
-TORCH_COMPILE: Callable[..., Any] = torch.compile
-BUILD_MODEL = models.build
 ALL_JOINT = compile_passes.JOINT.changes
 ALL_SPLIT = compile_passes.SPLIT.changes
 BASE = "compile"  # that the others are compared with
@@ -92,28 +79,12 @@ def compose_cell(overrides: list[str], device: str) -> Cell:
 def build_training(variant: Variant, overrides: list[str], device: torch.device) -> Training:
     """Return the training of a variant after its first step, which compiles it."""
     is_on_gpu = device.type == "cuda"
-    optimize = "max"
-    if is_on_gpu:
-        optimize = variant.optimize
+    optimize = variant.optimize if is_on_gpu else "eager"
     cell = compose_cell([*overrides, "strategy=none", f"optimize={optimize}"], device.type)
-
-    def build_model(*arguments: Any) -> nn.Module:
-        model = BUILD_MODEL(*arguments)
-        if variant.has_faster_forms:
-            return in_faster_forms(model)
-        return model
-
-    def compile_model(model: nn.Module) -> Callable[..., Any]:
-        if is_on_gpu:
-            return variant.compiled(model)
-        return model
-
-    with (
-        mock.patch.object(compile_passes, "in_faster_forms", lambda model: model),
-        mock.patch.object(models, "build", build_model),
-        mock.patch.object(compile_passes, "compiled", compile_model),
-        mock.patch.object(torch, "compile", compile_model),
-    ):
+    changed: dict[str, Any] = {"JOINT": Rewrites(*variant.joint), "SPLIT": Rewrites(*variant.split)}
+    if not variant.has_faster_forms:
+        changed["in_faster_forms"] = lambda model: model
+    with mock.patch.multiple(compile_passes, **changed):
         training = Training(cell, device, 0)
     training.step()
     wait(device)

@@ -26,7 +26,6 @@ study_tests() {
   gpu_tests 150 fastest gpu test_fastest.py
   gpu_tests 300 far_gpus multi_gpu test_far_gpus.py
   gpu_tests 150 graphs_on_one gpu test_graphs.py
-  finish
 }
 
 study_seconds() {
@@ -34,33 +33,29 @@ study_seconds() {
   # sweep's own seconds. 2 GPUs, 8.5 minutes; with OLD the last sweeps may be left out.
   # Fills a table of seconds. Only the first sweep finds an empty store, as a user's first one does: run it into a new folder.
   local two compiled study
-  two=(gpus=0,1 "model=$model" strategy=nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}"
+  two=(gpus=0,1 "model=$model" strategy=nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" "${timing[@]}"
     noise_pairs=0)
   sweep 170 template "${two[@]}" nccl.algo=null,Ring
   if [ "${OLD:-}" ]; then
-    with_old sweep 110 old gpus=0,1 "model=$model" "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}" noise_pairs=0
+    with_old sweep 110 old gpus=0,1 "model=$model" "batch_size=$(small 256,128 16,8)" "${timing[@]}" noise_pairs=0
   fi
-  compiled=(gpus=0,1 "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  compiled=(gpus=0,1 "model=$model" "optimize=$compile" "${timing[@]}" noise_pairs=0)
   sweep 170 compiled_new "${compiled[@]}"
   sweep 120 compiled_cached "${compiled[@]}" nccl.algo=null,Ring
-  sweep 80 levels gpus=0,1 "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=null,LOC
+  sweep 80 levels gpus=0,1 "model=$model" "${timing[@]}" nccl.p2p_level=null,LOC
   for study in template old compiled_new compiled_cached levels; do
     if [ -d "$out/$study" ]; then analysis "seconds_$study" seconds "$out/$study"; fi
   done
-  finish template compiled_new compiled_cached levels
 }
 
 study_graphs() {
   # Steps as CUDA graphs beside eager ones, by batch size, on one GPU and on two. 2 GPUs, 3 minutes for each of MODELS.
   # Fills "CUDA graphs", the columns eager and graph. Copy $out/graphs_MODEL, packed, to tests/data/h200_x2.
-  local studies=() network
+  local network
   for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
     cells 270 "graphs_$network" 'gpus=[0],[0,1]' "model=$network" "optimize=eager,$graph" \
-      "batch_size=$(small 256,128,64,32,16 16,8)" "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" \
-      benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
-    studies+=("graphs_$network")
+      "batch_size=$(small 256,128,64,32,16 16,8)" "${second[@]}" noise_pairs=0
   done
-  finish "${studies[@]}"
 }
 
 study_compiled() {
@@ -68,7 +63,7 @@ study_compiled() {
   # before, all batch sizes side by side (1.5 minutes), then a cell takes 20 s. MODEL and BATCHES choose. Inception-v3 takes longer
   # (2.5 minutes, then 30 s): GPUS="0,1" leaves one GPU alone out.
   # Fills "CUDA graphs", the columns compile and compile_graph, and "Scaling", Inception-v3 compiled on two GPUs.
-  local studies=() batches commas gpus study
+  local batches commas gpus study
   compiled_in_out
   batches=${BATCHES:-$(small 256,128,64,32,16 16,8)}
   OPTIMIZE=$compile step 200 before bash "$script" compile_before "$out" "$model" ${batches//,/ }
@@ -76,10 +71,8 @@ study_compiled() {
     commas=${gpus//[^,]/}
     study=compiled_${model}_$((${#commas} + 1))
     cells 420 "$study" "gpus=$gpus" "model=$model" "optimize=$compile,$(small compile_graph eager)" "batch_size=$batches" \
-      "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
-    studies+=("$study")
+      "${second[@]}" noise_pairs=0
   done
-  finish "${studies[@]}"
 }
 
 study_rehearsal() {
@@ -103,9 +96,6 @@ study_rehearsal() {
   cells 100 shards 'gpus=[0,1,2,3]' rehearse=4 "strategy=$(small fsdp,zero1,zero2,local_sgd local_sgd)" "${little[@]}"
   cells 150 sizes "gpus=$sizes" rehearse=8 strategy=nccl_allreduce,kvstore_device "optimize=eager,$graph" "${little[@]}"
   sweep 200 strategies +experiment=strategies "gpus=$(small '[all]' '[0,1]')" "rehearse=$(small 8 2)" "model=$model" "${brief[@]}"
-  set -- script script_nsys traced traced_nsys collectives planted_setting planted_hang planted_large
-  set -- "$@" hooks shards sizes strategies
-  finish "${@/%/-rehearsal}"
 }
 
 study_shared_gpu() {
@@ -123,30 +113,27 @@ study_shared_gpu() {
   shared 380 tests 3 tests/test_far_gpus.py tests/test_collectives.py tests/test_jacobi.py tests/test_registered_memory.py
   # Alone, since one of its faults takes all memory of the GPU.
   shared 230 faults 0 tests/test_faults_gpu.py
-  finish
 }
 
 study_today() {
   # Shards, micro-steps, hooks and local SGD beside DDP. 2 GPUs, 9 minutes; GPUS=0: one, 5 minutes.
   # Fills a table of rates, costs and memory by strategy. Copy $out/shards, …, packed, to tests/data/h200_x2.
-  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  local common=("gpus=${GPUS:-0,1}" "model=$model" "batch_size=$(small 256 16)" "${timing[@]}" noise_pairs=0
     "repeats=$(small 2 1)")
   cells 170 shards "${common[@]}" "strategy=nccl_allreduce,zero1$(small ,zero2,fsdp "")" predict=auto
   cells 100 micro_steps "${common[@]}" "strategy=nccl_allreduce$(small ,fsdp "")" accumulate=4
   cells 110 hooks "${common[@]}" strategy=nccl_allreduce "strategy.comm_hook=none,bf16,fp8"
   cells 140 rarer "${common[@]}" strategy=nccl_allreduce,local_sgd "$(small nccl.p2p_level=null,LOC seed=1)"
-  finish shards micro_steps hooks rarer
 }
 
 study_asked() {
   # A question beside the grid that would answer it: the fastest strategy of seven. 2 GPUs, 9 minutes.
   # Fills a table of answers and seconds. Copy $out/asked and $out/grid, packed, to tests/data/h200_x2.
-  local common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  local common=(gpus=0,1 "model=$model" "batch_size=$(small 256 16)" "${timing[@]}" noise_pairs=0
     "strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_local$(small ,zero2,fsdp "")")
   LINES_SHOWN=30
   sweep 170 asked "${common[@]}" ask=fastest margin=1%
   cells 440 grid "${common[@]}" "repeats=$(small 5 2)"
-  finish asked grid
 }
 
 study_scripts() {
@@ -155,7 +142,7 @@ study_scripts() {
   # Fills "Scripts". Copy $out/script, …, packed, to tests/data/h200_x2.
   local run=tests/data/own_code/src/resnet50.py both='gpus=[0],[0,1]' brief jpegs=$out/.jpegs reference
   brief=(benchmark=script benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)" noise_pairs=0)
-  cells 60 model "$both" "model=$(small resnet50 fmnist_cnn)" "${windows[@]}" "${short[@]}" noise_pairs=0
+  cells 60 model "$both" "model=$(small resnet50 fmnist_cnn)" "${timing[@]}" noise_pairs=0
   cells 80 script "$both" "${brief[@]}" "benchmark.run=$run $(small 256 2)"
   if [ -z "${SMALL:-}" ]; then
     cells 60 script_levels gpus=0,1 "${brief[@]}" "benchmark.run=$run" nccl.p2p_level=LOC,PIX
@@ -172,7 +159,6 @@ study_scripts() {
   step 60 observed "${watch[@]}" "$(small 150 8)"
   step 60 observed_slow "${watch[@]}" "$(small 150 8)" 1
   NCCL_P2P_LEVEL=LOC step 60 observed_loc "${watch[@]}" "$(small 150 8)"
-  finish model script script_levels script_traced reference
 }
 
 study_tuned() {
@@ -181,11 +167,10 @@ study_tuned() {
   # Fills a row of "Questions". $out/tuned is tests/data/tuned_nccl.tar.xz.
   local common=(gpus=0,1 "nccl.max_nchannels=${CHANNELS:-null}")
   LINES_SHOWN=30
-  sweep 220 tuned tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}"
-  sweep 220 tuned_loc tune=nccl "${common[@]}" "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=LOC
+  sweep 220 tuned tune=nccl "${common[@]}" "model=$model" "${timing[@]}"
+  sweep 220 tuned_loc tune=nccl "${common[@]}" "model=$model" "${timing[@]}" nccl.p2p_level=LOC
   cells 200 tune_grid "${common[@]}" benchmark=collectives benchmark.{min_bytes=64K,max_bytes=256M,factor=16} repeats=3 \
     nccl.algo=null,allreduce:tree,Ring nccl.proto=null,LL,LL128,Simple
-  finish tuned tuned_loc tune_grid
 }
 
 study_strangers() {
@@ -203,7 +188,6 @@ study_strangers() {
   fi
   cells 290 strangers "${common[@]}"
   [ -z "${watcher:-}" ] || kill "$watcher"
-  finish alone strangers
 }
 
 study_observed() {
@@ -218,48 +202,43 @@ study_observed() {
     cells 50 "cell_$turn" gpus=0,1 benchmark=script "benchmark.run=$run $(small 256 2)" noise_pairs=0 \
       benchmark.max_seconds=$(small 6 2) "benchmark.warmup_min_seconds=$(small 2 0)"
   done
-  finish cell_1 cell_2 cell_3
 }
 
 study_rewritten() {
   # Which way to run a step is fastest: a question beside a grid, with the code compiled before. 1 GPU, 10 minutes.
   # Fills "Questions". Copy $out/asked_way and $out/grid, packed, to tests/data/h200_x1.
-  local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${windows[@]}" "${short[@]}" noise_pairs=0)
+  local common=(gpus=0 "model=$model" "batch_size=$(small 256 16)" "${timing[@]}" noise_pairs=0)
   local ways="optimize=$(small eager,graph,compile,compile_graph,max eager,compile)"
   compiled_in_out
   LINES_SHOWN=30
   cells 170 before "${common[@]}" "optimize=$(small compile,compile_graph,max compile)"
   sweep 330 asked_way "${common[@]}" "$ways" ask=fastest margin=1%
   cells 400 grid "${common[@]}" "$ways" repeats=3
-  finish asked_way grid
 }
 
 study_formats() {
   # Whether a layout and TF32 gain, on two models: four questions of two candidates, and the grids of the first. 1 GPU, 9.5 minutes.
   # Fills "Questions". Copy $out/asked_layout_MODEL, $out/layout_grid, …, packed, to tests/data/h200_x1.
-  local network common layout format studies=()
+  local network common layout format
   LINES_SHOWN=14
   # The first step in fp32 is slow at larger batches: cuDNN tried its algorithms for 55 s at 256.
   layout=(channels_last=true,false "batch_size=$(small 256 16)")
   format=("precision=$(small fp32,tf32 fp32,bf16)" "batch_size=$(small 64 16)")
-  common=(gpus=0 "${windows[@]}" "${short[@]}" noise_pairs=0)
+  common=(gpus=0 "${timing[@]}" noise_pairs=0)
   for network in $(small "resnet50 inception_v3" fmnist_cnn); do
     sweep 110 "asked_layout_$network" "${common[@]}" "model=$network" "${layout[@]}" ask=differs margin=1%
     sweep 130 "asked_precision_$network" "${common[@]}" "model=$network" "${format[@]}" ask=differs margin=1%
-    studies+=("asked_layout_$network" "asked_precision_$network")
   done
   cells 130 layout_grid "${common[@]}" "model=$model" "${layout[@]}" repeats=3
   cells 130 precision_grid "${common[@]}" "model=$model" "${format[@]}" repeats=3
-  finish "${studies[@]}" layout_grid precision_grid
 }
 
 study_strong_scaling() {
   # A fixed global batch on one GPU, on the other, and on both, each step one replay of a CUDA graph; three runs. 2 GPUs, 3 minutes.
   # Fills "CUDA graphs", strong scaling: a verdict for each number of GPUs. Copy $out/strong_scaling, packed, to tests/data/h200_x2.
-  local options=(+experiment=strong_scaling 'gpus=[0],[1],[0,1]' "model=$model" "optimize=$graph" "${windows[@]}" "${short[@]}")
+  local options=(+experiment=strong_scaling 'gpus=[0],[1],[0,1]' "model=$model" "optimize=$graph" "${timing[@]}")
   if [ "${SMALL:-}" ]; then options+=(full=true repeats=1 global_batch_size=32); fi
   sweep 400 strong_scaling "${options[@]}"
-  finish strong_scaling
 }
 
 study_fastest() {
@@ -271,7 +250,6 @@ study_fastest() {
   cells 160 fastest gpus=0 "model=$model" "optimize=$(small max_graph eager),$compile" "precision=$weights" \
     "batch_size=$(small 1024 16)" "$(small benchmark.max_seconds=5 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 \
     "${short[@]}" noise_pairs=0
-  finish fastest
 }
 
 study_exchanges() {
@@ -289,14 +267,11 @@ study_exchanges() {
   fi
   cells 60 exchange_fp16 gpus=0,1 "${alone[@]}" strategy=nccl_allreduce,kvstore_device strategy.comm_hook=fp16
   cells 50 exchange_sharded gpus=0,1 "${alone[@]}" strategy=cpu_staged strategy.staging=sharded
-  cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device \
-    strategy.server_gpus=1
+  cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device strategy.server_gpus=1
   if [ "${BUCKETS:-yes}" = yes ]; then
-    cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${windows[@]}" \
-      "${short[@]}" "$runs"
+    cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${timing[@]}" "$runs"
   fi
-  cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${windows[@]}" "${short[@]}"
-  finish exchange exchange_fp16 exchange_sharded exchange_server buckets staged
+  cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${timing[@]}"
 }
 
 study_forecasts() {
@@ -308,8 +283,7 @@ study_forecasts() {
     benchmark.exposed_rounds=1 "${short[@]}")
   forecast() { cells "$@" study=forecasts "${brief[@]}"; }  # all of one study, so that each sweep knows those before
   # What the others are forecast from: 12 + 2 cells.
-  forecast 190 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device \
-    "batch_size=$(small 256,128 32,16)"
+  forecast 190 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device "batch_size=$(small 256,128 32,16)"
   forecast 70 transport gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC "batch_size=$(small 256 32)"
   # What is forecast: 16 + 6 + 4 + 2 + 4.
   forecast 180 batches gpus=0,1 "model=$model" "$both" "batch_size=$(small 288,224,208,192,176,160,144,112 24,20)"
@@ -322,7 +296,6 @@ study_forecasts() {
   for held in condition batch transport model; do
     analysis "predict_$held" predict "$out/forecasts" --holdout "$held"
   done
-  finish forecasts
 }
 
 # ---- Studies of eight GPUs (N=4: four) ----
@@ -331,20 +304,16 @@ study_x8_waterfall() {
   # Where the rate goes: all GPUs and each alone, with the strategy and without. 8 minutes with two runs; REPEATS=3 fits a call only on
   # four.
   # Fills "Scaling" and "Where the rate goes". Copy $out/waterfall_x8, packed, to tests/data/h200_x8/waterfall.
-  sweep 560 "waterfall_x$N" "gpus=[$all]" "model=$model" waterfall=true "repeats=${REPEATS:-$(small 2 1)}" \
-    "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}"
-  finish "waterfall_x$N"
+  sweep 560 "waterfall_x$N" "gpus=[$all]" "model=$model" waterfall=true "repeats=${REPEATS:-$(small 2 1)}" "${second[@]}"
 }
 
 study_x8_scaling() {
   # Weak scaling over 1, 2, 4 and 8 GPUs, eager, ResNet-50 and Inception-v3 (MODELS), each GPU alone too. 5.5 minutes.
   # Fills "Scaling": efficiency against the slowest member. Copy $out/scaling_x8_MODEL, packed, to tests/data/h200_x8.
-  local studies=() network
+  local network
   for network in $(small "${MODELS:-resnet50 inception_v3}" fmnist_cnn); do
-    cells 280 "scaling_x${N}_$network" "gpus=$each,$scale" "model=$network" "${windows[@]}" "${short[@]}" noise_pairs=0
-    studies+=("scaling_x${N}_$network")
+    cells 280 "scaling_x${N}_$network" "gpus=$each,$scale" "model=$network" "${timing[@]}" noise_pairs=0
   done
-  finish "${studies[@]}"
 }
 
 study_x8_compiled() {
@@ -352,9 +321,7 @@ study_x8_compiled() {
   # that had none. MODEL chooses; for Inception-v3 ALONE=0 measures GPU 0 alone only.
   # Fills "Scaling": compiled, and at equal clocks. Copy $out/compiled_x8_MODEL, packed, to tests/data/h200_x8.
   local alone=${ALONE:+[0]}
-  cells 560 "compiled_x${N}_$model" "gpus=${alone:-$each},$scale" "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" \
-    noise_pairs=0
-  finish "compiled_x${N}_$model"
+  cells 560 "compiled_x${N}_$model" "gpus=${alone:-$each},$scale" "model=$model" "optimize=$compile" "${timing[@]}" noise_pairs=0
 }
 
 study_x8_settings() {
@@ -363,24 +330,22 @@ study_x8_settings() {
   # Fills "NCCL settings", "Traces" and a table of classes. Copy $out/settings_x8, …, packed, to tests/data/h200_x8.
   local pair
   pair=gpus=$(small 0,3 0,1)
-  sweep 60 "command_x$N" "$pair" "model=$model" nccl.p2p_level=LOC "${windows[@]}" "${short[@]}"
-  cells 90 "settings_x$N" "$pair" "model=$model" nccl.p2p_level=null,NVL,PIX,LOC "${windows[@]}" "${short[@]}" noise_pairs=0
+  sweep 60 "command_x$N" "$pair" "model=$model" nccl.p2p_level=LOC "${timing[@]}"
+  cells 90 "settings_x$N" "$pair" "model=$model" nccl.p2p_level=null,NVL,PIX,LOC "${timing[@]}" noise_pairs=0
   if [ -z "${SMALL:-}" ]; then
     cells 60 "best_x$N" "gpus=best:$((N / 2)),worst:$((N / 2))" "model=$model" "${windows[@]}" noise_pairs=0
     cells 160 "classes_x$N" gpus=classes "model=$model" "${windows[@]}" noise_pairs=0
   fi
-  sweep 110 "trace_x$N" "gpus=[$all]" "model=$model" "profiler=$(small auto torch)" "${windows[@]}" "${short[@]}"
-  finish "command_x$N" "settings_x$N" "best_x$N" "classes_x$N" "trace_x$N"
+  sweep 110 "trace_x$N" "gpus=[$all]" "model=$model" "profiler=$(small auto torch)" "${timing[@]}"
 }
 
 study_x8_strategies() {
   # Every strategy on all GPUs, two runs each. 5.5 minutes.
   # Fills "Strategies on eight GPUs". Copy $out/strategies_x8, packed, to tests/data/h200_x8/strategies.
   local options
-  options=(+experiment=strategies "gpus=[$all]" "model=$model" "repeats=${REPEATS:-$(small 2 1)}" "${windows[@]}" "${short[@]}")
+  options=(+experiment=strategies "gpus=[$all]" "model=$model" "repeats=${REPEATS:-$(small 2 1)}" "${timing[@]}")
   if [ "${SMALL:-}" ]; then options+=(full=true strategy=none,cpu_staged); fi
   cells 560 "strategies_x$N" "${options[@]}"
-  finish "strategies_x$N"
 }
 
 study_x8_servers() {
@@ -388,7 +353,7 @@ study_x8_servers() {
   # Fills "Strategies on eight GPUs" and "The exchange alone". Copy $out/servers_x8, $out/exchange_x8, packed, to tests/data/h200_x8.
   local options on_gpus
   first() { seq -s , 0 $(($1 - 1)); }  # NUMBER: so many GPUs
-  options=("model=$model" "${windows[@]}" "${short[@]}" study="servers_x$N" noise_pairs=0)
+  options=("model=$model" "${timing[@]}" study="servers_x$N" noise_pairs=0)
   if [ -z "${SMALL:-}" ]; then
     on_gpus=strategy=kvstore_dist_sync_device,kvstore_dist_async_device
     cells 90 one_server "gpus=[$(first $((N - 1)))]" "$on_gpus" "strategy.server_gpus=$((N - 1))" "${options[@]}"
@@ -398,7 +363,6 @@ study_x8_servers() {
   fi
   cells 240 "exchange_x$N" "gpus=[$all]" benchmark=exchange "model=$model" \
     strategy=nccl_allreduce,kvstore_device,cpu_staged,kvstore_dist_sync,kvstore_dist_async,kvstore_dist_sync_device,kvstore_dist_async_device
-  finish "servers_x$N" "exchange_x$N"
 }
 
 study_x8_collectives() {
@@ -416,7 +380,6 @@ study_x8_collectives() {
       done
     done
   fi
-  finish "collectives_x$N"
 }
 
 study_x8_copies() {
@@ -428,7 +391,6 @@ study_x8_copies() {
   cells 300 "p2p_x$N" "gpus=[$all]" benchmark=p2p benchmark.concurrent=true "${less[@]}"
   if [ "${P2P_TEST:-}" ]; then step 60 p2p_tool "$P2P_TEST"; fi
   cells 150 "host_link_x$N" "gpus=[0],$scale" benchmark=host_link
-  finish "p2p_x$N" "host_link_x$N"
 }
 
 study_x8_forecasts() {
@@ -447,7 +409,6 @@ study_x8_forecasts() {
     cells 80 far_sizes "gpus=$sizes" "model=$model" nccl.p2p_level=LOC batch_size=256 "${brief[@]}"
   fi
   analysis predict_size predict "$out/forecasts_x$N" --holdout size
-  finish "forecasts_x$N"
 }
 
 # ---- What the studies are made of ----
@@ -501,9 +462,13 @@ step() {  # SECONDS NAME COMMAND...: run a command for so many seconds at most. 
 }
 
 sweep() {  # SECONDS NAME OPTION...: a sweep into $out/NAME, or into the study that an option names, with its report and MLflow run
-  local seconds=$1 title=$2
+  local seconds=$1 title=$2 study
   shift 2
   case " $* " in *" study="*) ;; *) set -- "$@" "study=$title" ;; esac
+  study="$* "
+  study=${study##*study=}
+  study=${study%% *}
+  [ "${from[*]}" ] || measured+=("$study" "$study-rehearsal")
   step "$seconds" "$title" "${from[@]}" "$PYTHON" launch.py -m "$@" "${on_cpu[@]}" "output_dir=$out"
 }
 
@@ -523,11 +488,11 @@ analysis() {  # NAME COMMAND...: what a reader says of the results
   step 60 "$title" "$PYTHON" -m analysis "$@"
 }
 
-finish() {  # STUDY...: check the samples of studies, and pack all that was measured into $out/NAME.tar.gz
+finish() {  # check the samples of the studies, and pack all that was measured into $out/NAME.tar.gz
   local study
   if [ "${SHOW:-}" ]; then return; fi
   BUDGET=$((BUDGET + 25))
-  for study in "$@"; do
+  for study in $(printf '%s\n' "${measured[@]}" | sort -u); do
     if [ -d "$out/$study" ]; then analysis "verify_$study" verify "$out/$study" --pack; fi
   done
   # Made beside the folder, which tar would otherwise see change. Traces are large: they have an archive of their own.
@@ -569,6 +534,7 @@ BUDGET=${BUDGET:-565}
 PYTHON=${PYTHON:-python}
 search_path=${PYTHONPATH:+:$PYTHONPATH}
 from=()  # the words before a command: none, or those of `with_old`
+measured=()  # studies that this call has measured
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD$search_path"
 if [ "${SMALL:-}" ]; then
   model=fmnist_cnn graph=eager compile=eager weights=fp32 bytes=64K
@@ -582,6 +548,8 @@ else
   windows=(benchmark.max_seconds=2 benchmark.exposed_rounds=2)
   short=()
 fi
+timing=("${windows[@]}" "${short[@]}")
+second=("$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}")
 if [ "${1:-}" = compile_before ]; then
   "$@"
   exit
@@ -608,3 +576,4 @@ if [ -z "${SHOW:-}" ]; then
     echo "no NVIDIA driver answers"
 fi
 "study_$name"
+finish

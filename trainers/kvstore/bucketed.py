@@ -9,17 +9,16 @@ What happens in a step, and what a subclass defines of it:
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers import collectives, comm_hooks, optimizers
+from trainers import collectives, comm_hooks
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.kvstore.shared_memory import DTYPES
-from trainers.optimizers import FlatSteps
 from trainers.strategy import ExchangeAlone, Hosts, SentBucket, Strategy
 
 NAMED = 5  # parameters that an error names at most
@@ -28,8 +27,8 @@ NAMED = 5  # parameters that an error names at most
 SHARE_ELEMENTS = 256
 
 
-class Bucketed(Strategy):
-    """What all strategies with buckets share.
+class Bucketed(Strategy, ExchangeAlone):
+    """What all strategies with buckets share; each is its own exchange alone.
 
     Arrays are the parameters, numbered as the optimizer has them. The gradients of the first step,
     in rank 0's order of arrival, are those that are exchanged in every step (torch's DDP calls that
@@ -75,10 +74,6 @@ class Bucketed(Strategy):
     def apply_weights(self) -> None:
         """Set the parameters to the weights of the next step, after `finish_buckets`."""
 
-    def pipelined(self) -> Callable[[], None] | None:
-        """Return what ExchangeAlone.pipelined returns."""
-        return None
-
     # The seam (trainers.strategy).
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
@@ -119,10 +114,7 @@ class Bucketed(Strategy):
             self.set_gradients_only(self._usually)
 
     def set_gradients_only(self, only_gradients: bool) -> None:
-        """Choose what comes back: the mean gradient, or weights.
-
-        Waits for the device, so that no exchange is under way.
-        """
+        """Choose what comes back: mean gradients, or weights. Waits for the device."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.only_gradients = only_gradients
@@ -132,9 +124,25 @@ class Bucketed(Strategy):
         if self._buckets_of is None:
             self.parameters = parameters
             self._agree(list(reversed(range(len(parameters)))))
-        alone = _BucketsAlone(self)
-        alone.fill([torch.randn_like(parameter) for parameter in self.parameters])
-        return alone
+        self.fill([torch.randn_like(parameter) for parameter in self.parameters])
+        return self
+
+    def fill(self, gradients: Sequence[Tensor]) -> None:
+        """Copy this rank's gradients into the buckets that are sent."""
+        for bucket, flat in zip(self.layout.buckets, self.flat_sent, strict=True):
+            gather(bucket, gradients, flat)
+
+    def __call__(self) -> None:
+        """Exchange once, inside `gradients_only`."""
+        for bucket in range(len(self.layout.buckets)):
+            self.start_bucket(bucket)
+        self.finish_buckets()
+
+    def result(self) -> list[Tensor]:
+        """Return copies in the parameters' shapes; zeros where a parameter is in no bucket."""
+        means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        scatter(self.layout.buckets, self.flat_means, means)
+        return means
 
     def buckets(self) -> list[SentBucket] | None:
         """Return the buckets; None before the first step."""
@@ -197,14 +205,6 @@ class Bucketed(Strategy):
             for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
                 gather(bucket, self.parameters, flat)
 
-    def settings(self) -> tuple[float, ...]:
-        """Return how a step of the optimizer is taken (trainers.optimizers.settings)."""
-        return optimizers.settings(self.optimizer)
-
-    def steps_of(self, weights: Tensor) -> FlatSteps:
-        """Return what takes the optimizer's steps on flat weights (elements,)."""
-        return FlatSteps(optimizers.name_of(self.optimizer), weights)
-
     def sent_bytes(self, gradient_bytes: float) -> float:
         """Return the bytes that the communication hook leaves of `gradient_bytes`."""
         return gradient_bytes * comm_hooks.share(self.parameters, self.comm_hook)
@@ -258,33 +258,6 @@ class Bucketed(Strategy):
                 self._buckets_of.setdefault(part.array, []).append(index)
 
 
-class _BucketsAlone(ExchangeAlone):
-    """The exchange of a strategy with buckets, inside its `gradients_only`."""
-
-    def __init__(self, strategy: Bucketed) -> None:
-        self._strategy = strategy
-
-    def fill(self, gradients: Sequence[Tensor]) -> None:
-        strategy = self._strategy
-        for bucket, flat in zip(strategy.layout.buckets, strategy.flat_sent, strict=True):
-            gather(bucket, gradients, flat)
-
-    def __call__(self) -> None:
-        for bucket in range(len(self._strategy.layout.buckets)):
-            self._strategy.start_bucket(bucket)
-        self._strategy.finish_buckets()
-
-    def pipelined(self) -> Callable[[], None] | None:
-        """Return the strategy's own, if it can have two exchanges under way."""
-        return self._strategy.pipelined()
-
-    def result(self) -> list[Tensor]:
-        """Return copies in the parameters' shapes; zeros where a parameter is in no bucket."""
-        means = [torch.zeros_like(parameter) for parameter in self._strategy.parameters]
-        scatter(self._strategy.layout.buckets, self._strategy.flat_means, means)
-        return means
-
-
 def arrays_of(parameters: Sequence[Tensor], comm_hook: str) -> tuple[Array, ...]:
     """Return the parameters as arrays of a layout."""
     arrays = []
@@ -320,10 +293,7 @@ def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
 
 
 def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a bucket's parts in the order of memory, channels-last or not.
-
-    A gradient lies as its weight.
-    """
+    """Return views of a bucket's parts in the order of memory, channels-last or not."""
     parts = []
     for part in bucket.parts:
         tensor = tensors[part.array].detach()
@@ -357,10 +327,7 @@ def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
 
 
 def start_mean(share: Tensor, flat: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
-    """Reduce-scatter `flat` (ranks × share,) over a group; None: over all ranks.
-
-    `share` has the mean once `end_mean` was called too.
-    """
+    """Reduce-scatter `flat` (ranks × share,); after `end_mean` `share` has the group's mean."""
     operation = collectives.mean_operation(flat)
     work = dist.reduce_scatter_tensor(share, flat, operation, group, async_op=True)
     assert work is not None
@@ -394,10 +361,7 @@ def all_shares(
 
 
 def ring_bytes(sent_bytes: float, world_size: int) -> float:
-    """Return the bytes that each rank sends when a ring reduce-scatters and gathers: 2(n−1)/n.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
+    """Return the bytes that a rank of a ring sends: 2(n−1)/n (nccl-tests, PERFORMANCE.md)."""
     return sent_bytes * 2 * (world_size - 1) / world_size
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers import memory
-from trainers.collectives import HostGroups, Peers
+from trainers.collectives import HostGroups, Peers, broadcast_json
 from trainers.kvstore import server_process
 from trainers.kvstore.remote import Demand, Guarded, RemoteServer, rendezvous_store
 from trainers.kvstore.server import (
@@ -60,10 +60,7 @@ class Worker:
         threads: int | str,
         host: HostGroups | None = None,
     ) -> None:
-        """Map the shared memory and meet the servers. Collective over the peers and over `host`.
-
-        Raises OSError: not enough shared memory.
-        """
+        """Map the shared memory and meet the servers. Collective over the peers and `host`."""
         self.config, self.peers, self.device, self._host = config, peers, device, host
         self.layout, self.on_gpu = config.layout(), device.type == "cuda"
         # Where servers are processes, their threads sum; ours then only measure the memory.
@@ -75,7 +72,10 @@ class Worker:
         self._only_gradients = False
         self._host_number = config.places.host_of(peers.rank)
         first_rank = config.places.ranks[self._host_number][0]
-        announced = memory.named(peers.from_rank_zero(memory.new_path().name))
+        name = memory.new_path().name
+        if peers.size > 1:
+            name = broadcast_json(name, peers.group)
+        announced = memory.named(name)
         path = path_on(announced, config, self._host_number)
         is_first = peers.rank == first_rank  # of this host
         if not is_first:
@@ -99,21 +99,23 @@ class Worker:
                 server = RemoteServer(store, peers.rank, index, config, self.layout)
                 self.remote_servers.append(server)
                 self.remote |= dict.fromkeys(server.buckets, server)
-        if not config.server_gpu:
-            self._find_host_buffers()
+        regions = self.shared.regions
+        if regions is not None:
+            self.sent_on_host = regions.pushed[peers.rank]
+            replies = regions.replies_to(peers.rank, config, self.remote)
+            self.means_on_host, self.weights_on_host = replies
         if self.on_gpu:
             self._find_addresses()
+        else:
+            self.sent = self.sent_on_host
+            self.means, self.weights = replies
         # Buckets that a GPU copies to host memory, and that a thread then sends to another host.
         self._copied: queue.SimpleQueue[tuple[int, int, bool]] = queue.SimpleQueue()
         if self.on_gpu and self.remote and not config.server_gpu:
             Guarded("sending what a GPU has copied", self._send_copied).start()
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
-        """Give the servers rank 0's weights, and start this worker's own server. Collective.
-
-        `weights` are a flat tensor for each bucket, `settings` those of this worker's pushes
-        (trainers.optimizers.settings).
-        """
+        """Give the servers rank 0's flat weights, and start this worker's own. Collective."""
         self._control.settings[self.peers.rank, 1:] = settings
         if self.peers.rank == 0:
             for bucket, flat in enumerate(weights):
@@ -144,16 +146,6 @@ class Worker:
         everyone = self.config.processes_on(self._host_number)
         while (self._control.attached[everyone] < stage).any():
             time.sleep(PAUSE_SECONDS["cpu"])
-
-    def _find_host_buffers(self) -> None:
-        regions, rank = self.shared.regions, self.peers.rank
-        assert regions is not None
-        self.sent_on_host = regions.pushed[rank]
-        replies = regions.replies_to(rank, self.config, self.remote)
-        self.means_on_host, self.weights_on_host = replies
-        if not self.on_gpu:
-            self.sent = self.sent_on_host
-            self.means, self.weights = replies
 
     def _make_gpu_buffers(self) -> None:
         layout = self.layout
@@ -216,8 +208,7 @@ class Worker:
             arithmetic = HostMeans(shared, rank, self._host.rail)
         else:
             arithmetic = CpuArithmetic(shared, shared.regions, rank)
-        own = arithmetic.own_buckets
-        self._server = Server(self.config, self._control, rank, own, arithmetic)
+        self._server = Server(arithmetic, rank)
         if self.on_gpu:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()
@@ -339,7 +330,7 @@ class Worker:
     def staleness(self) -> dict[str, float]:
         """Return the number of updates so far and their staleness in updates, as metrics."""
         control = self._control
-        updates = float(control.staleness_counts.sum())
+        updates = float(control.updates.sum())
         total = float(control.staleness_sum.sum())
         worst = float(control.staleness_max.max())
         for counts in self._remote_counts():

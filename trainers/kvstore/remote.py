@@ -88,16 +88,10 @@ class Guarded(threading.Thread):
 
 
 class Wire:
-    """The messages of a worker and a server, as one of them sees them.
-
-    The tag of a bucket's gradient and of the reply is the bucket's number.
-    """
+    """The messages of a worker and a server; the tag of a bucket and its reply is its number."""
 
     def __init__(self, store: Store, worker: int, server: int, me: int, buckets: int) -> None:
-        """Meet the peer in the store. `me` is WORKER or SERVER; `buckets` are those of all servers.
-
-        Raises RuntimeError: it does not come.
-        """
+        """Meet the peer in the store. `me` is WORKER or SERVER; `buckets` are all servers'."""
         self.request_tag = buckets  # requests; a server's answers to COUNT and STOP
         self._farewell_tag = buckets + 1
         self.weights_tag = buckets + 2  # of the first weights of bucket 0
@@ -110,8 +104,8 @@ class Wire:
         # This it often wakes; the supervisor, which sees the end of every process, ends the cell in
         # any case.
         farewell = self.receive(torch.zeros(1), self._farewell_tag)
-        self._watch = Guarded(self.name, farewell.wait)
-        self._watch.start()
+        self.watch = Guarded(self.name, farewell.wait)
+        self.watch.start()
 
     def send(self, tensor: Tensor, tag: int) -> Work:
         """Begin to send a tensor (elements,), which stays as it is until the work is done."""
@@ -123,24 +117,17 @@ class Wire:
         work: Work = self._group.recv([tensor.view(torch.uint8)], self._peer, tag)
         return work
 
-    def check(self) -> None:
-        """Raises RuntimeError: the connection has failed."""
-        self._watch.check()
-
     def part(self) -> None:
         """Say farewell, and wait for the peer's."""
         self.send(torch.zeros(1), self._farewell_tag).wait()
-        self._watch.join()
+        self.watch.join()
 
 
 class GpuWire:
     """NCCL's communicators of a worker and a server. Calls are ordered on the current stream."""
 
     def __init__(self, store: Store, worker: int, server: int, me: int) -> None:
-        """Connect on the current GPU. `me` is WORKER or SERVER.
-
-        Raises RuntimeError: NCCL cannot connect the two.
-        """
+        """Connect on the current GPU. `me` is WORKER or SERVER."""
         self._me, self._peer = me, 1 - me
         nccl: Any = torch.distributed.ProcessGroupNCCL
         self._groups = {}  # by who sends
@@ -171,15 +158,11 @@ class GpuWire:
 
 
 class RemoteServer:
-    """One server on another host, as a worker sees it.
-
-    Buckets leave while backward runs, and a thread takes in the replies.
-    """
+    """One server on another host, as a worker sees it; a thread takes in the replies."""
 
     def __init__(
         self, store: Store, worker: int, server: int, config: KvstoreConfig, layout: BucketLayout
     ) -> None:
-        """Meet the server in the store."""
         self.buckets = layout.of_server(server)
         self._wire = Wire(store, worker, server, WORKER, len(layout.buckets))
         self._gpu_wire = None
@@ -202,10 +185,7 @@ class RemoteServer:
         arrived: Callable[[], None],
         settings: Sequence[float] = NO_SETTINGS,
     ) -> None:
-        """Send a bucket in host memory as PUSH or PROBE. Waits for nothing.
-
-        Calls `arrived`, from another thread, when the reply is there.
-        """
+        """Begin to send a bucket in host memory; with the reply a thread calls `arrived`."""
         answer = self._wire.receive(reply, bucket)
         with self._one_at_a_time:
             request = self._request(kind, bucket, settings)
@@ -221,10 +201,7 @@ class RemoteServer:
         settings: Sequence[float],
         sending: torch.cuda.Stream,
     ) -> torch.cuda.Stream:
-        """Enqueue a PUSH or PROBE behind what the stream `sending` has.
-
-        Returns the stream that has the reply.
-        """
+        """Enqueue a PUSH or PROBE behind the stream `sending`. Returns the stream of the reply."""
         assert self._gpu_wire is not None
         with self._one_at_a_time:
             self._under_way[bucket] = self._request(kind, bucket, settings)
@@ -252,7 +229,7 @@ class RemoteServer:
 
     def check(self) -> None:
         """Raises RuntimeError: the connection has failed."""
-        self._wire.check()
+        self._wire.watch.check()
         self._thread.check()
 
     def close(self) -> None:
@@ -280,10 +257,7 @@ class RemoteServer:
 
 
 class RemoteWorker:
-    """One worker on another host, as a server sees it.
-
-    A thread sets the flags that a worker of this host sets itself.
-    """
+    """One worker on another host, as a server sees it; a thread sets the worker's flags."""
 
     def __init__(
         self, store: Store, worker: int, server: int, shared: SharedMapping, regions: Regions
@@ -339,7 +313,7 @@ class RemoteWorker:
 
     def check(self) -> None:
         """Raises RuntimeError: the connection has failed."""
-        self._wire.check()
+        self._wire.watch.check()
         self._thread.check()
 
     def _serve_requests(self) -> None:
@@ -370,7 +344,7 @@ class RemoteWorker:
             else:
                 control, row = self._control, self._server
                 counts = torch.zeros(COUNTS, dtype=torch.float64)
-                counts[0] = int(control.staleness_counts[row].sum())
+                counts[0] = int(control.updates[row])
                 counts[1] = int(control.staleness_sum[row])
                 counts[2] = int(control.staleness_max[row])
                 self._wire.send(counts, self._wire.request_tag).wait()
@@ -381,7 +355,6 @@ class RemoteWorker:
         self.stopped = True
 
     def _take_gradient(self, bucket: int, settings: list[float]) -> None:
-        """Have the flag set when the gradient is there."""
         control, worker = self._control, self._worker
         self._pushes[bucket] += 1
         if self._gpu_wire:
@@ -416,10 +389,7 @@ class RemoteWorker:
 def remote_workers(
     store: Store, server: int, shared: SharedMapping, regions: Regions
 ) -> dict[int, RemoteWorker]:
-    """Meet the workers on other hosts, and give them rows in the server's regions.
-
-    Returns them by number.
-    """
+    """Meet the workers on other hosts, by number; they get rows in the server's regions."""
     config, layout = shared.config, shared.layout
     workers = config.remote_workers(config.places.server_hosts[server])
     if config.server_gpu:

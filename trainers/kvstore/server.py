@@ -21,10 +21,7 @@ from trainers.kvstore.remote import RemoteWorker
 from trainers.kvstore.shared_memory import (
     DTYPES,
     FLAG_BYTES,
-    STALENESS_BINS,
     UPDATE,
-    Control,
-    KvstoreConfig,
     Regions,
     SharedMapping,
     address_of,
@@ -55,12 +52,12 @@ class Arithmetic(ABC):
     def __init__(self, shared: SharedMapping, regions: Regions | None, server: int) -> None:
         """`regions` hold the weights of all buckets; this is a server of some."""
         assert regions is not None
-        self._config, self._control, self.regions = shared.config, shared.control, regions
+        self.config, self.control, self.regions = shared.config, shared.control, regions
         self.remote: Mapping[int, RemoteWorker] = {}  # workers on other hosts
         self.own_buckets = shared.layout.of_server(server)
         self._steps: dict[int, FlatSteps] = {}
         for bucket in self.own_buckets:
-            self._steps[bucket] = FlatSteps(self._config.optimizer, regions.weights[bucket])
+            self._steps[bucket] = FlatSteps(self.config.optimizer, regions.weights[bucket])
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest, device=regions.device)
 
@@ -74,8 +71,8 @@ class CpuArithmetic(Arithmetic):
 
     def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Pass over the bucket once: sum, update, copy to where replies lie."""
-        regions, synchronous = self.regions, self._config.synchronous
-        mode, *settings = self._control.settings[workers[0]].tolist()
+        regions, synchronous = self.regions, self.config.synchronous
+        mode, *settings = self.control.settings[workers[0]].tolist()
         pushed = [regions.pushed[worker][bucket] for worker in workers]
         if mode == UPDATE:
             weights, steps = regions.weights[bucket], self._steps[bucket]
@@ -89,11 +86,11 @@ class CpuArithmetic(Arithmetic):
                 steps.take(mean_into(parts, self._space[: len(parts[0])]), settings, piece)
                 for copy in copies:
                     copy[piece].copy_(weights[piece])
-        elif not self._config.replies_own_gradient:
+        elif not self.config.replies_own_gradient:
             replies = regions.gradient_replies
             chosen = list(replies) if synchronous else [workers[0]]
             mean(pushed, [replies[copy][bucket] for copy in chosen], self._space)
-        self._control.done[workers, bucket] = exchange
+        self.control.done[workers, bucket] = exchange
         if self.remote:
             for worker in workers:
                 if worker in self.remote:
@@ -117,7 +114,7 @@ class GpuArithmetic(Arithmetic):
         self._stream.wait_stream(torch.cuda.current_stream())  # until the zeros above are there
         torch.cuda.set_stream(self._stream)  # for all operators of this process
         self._updated = torch.cuda.Event()
-        self._streams = [CopyStream(torch.cuda.Stream()) for _ in range(self._config.workers)]
+        self._streams = [CopyStream(torch.cuda.Stream()) for _ in range(self.config.workers)]
         self._buckets, self._replies = shared.layout.buckets, replies
         offset = device_address(shared.address) - shared.address
         self._flags = [address_of(flags) + offset for flags in shared.control.done]
@@ -125,16 +122,16 @@ class GpuArithmetic(Arithmetic):
     def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Enqueue the update, then a copy and a flag for each worker."""
         regions = self.regions
-        mode, *settings = self._control.settings[workers[0]].tolist()
+        mode, *settings = self.control.settings[workers[0]].tolist()
         pushed = [regions.pushed[worker][bucket] for worker in workers]
         if mode == UPDATE:
             reply = regions.weights[bucket]
             total = mean_into(pushed, self._space[: len(pushed[0])])
             self._steps[bucket].begin()
             self._steps[bucket].take(total, settings)
-            if not self._config.synchronous:
+            if not self.config.synchronous:
                 reply = regions.weight_replies[workers[0]][bucket].copy_(reply)
-        elif self._config.replies_own_gradient:
+        elif self.config.replies_own_gradient:
             self._reply(pushed[0], bucket, workers[0], exchange)
             return
         else:
@@ -158,10 +155,7 @@ class GpuArithmetic(Arithmetic):
 
 
 class HostMeans(CpuArithmetic):
-    """Sums and updates in host memory; between the two, hosts exchange the means of their workers.
-
-    The servers of all hosts keep the same weights.
-    """
+    """Sums and updates in host memory; hosts exchange means in between, and keep equal weights."""
 
     def __init__(self, shared: SharedMapping, server: int, rail: dist.ProcessGroup) -> None:
         """`rail` has the servers of these buckets on all hosts. Nothing else may use it."""
@@ -201,18 +195,18 @@ class HostMeans(CpuArithmetic):
             bucket, workers, exchange, work = self._under_way.popleft()
             work.wait()  # raises what went wrong
             self._reply(bucket, workers)
-            self._control.done[workers, bucket] = exchange
+            self.control.done[workers, bucket] = exchange
             served += len(workers)
         return served
 
     def _reply(self, bucket: int, workers: list[int]) -> None:
-        mode, *settings = self._control.settings[workers[0]].tolist()
+        mode, *settings = self.control.settings[workers[0]].tolist()
         total = self._means[bucket]
         replies = [copy[bucket] for copy in self.regions.gradient_replies.values()]
         if mode == UPDATE:
             self._steps[bucket].begin()
         for piece in pieces(len(total)):
-            mean = self._space[: len(total[piece])].copy_(total[piece]).div_(self._config.hosts)
+            mean = self._space[: len(total[piece])].copy_(total[piece]).div_(self.config.hosts)
             if mode == UPDATE:
                 self._steps[bucket].take(mean, settings, piece)
             else:
@@ -223,15 +217,9 @@ class HostMeans(CpuArithmetic):
 class Server:
     """Serves its own buckets until it is stopped. One thread calls it."""
 
-    def __init__(
-        self,
-        config: KvstoreConfig,
-        control: Control,
-        row: int,
-        own_buckets: list[int],
-        arithmetic: Arithmetic,
-    ) -> None:
+    def __init__(self, arithmetic: Arithmetic, row: int) -> None:
         """`row` is this server's row in the counts of staleness."""
+        config, control, own_buckets = arithmetic.config, arithmetic.control, arithmetic.own_buckets
         self._config, self._control = config, control
         self._own_buckets, self._arithmetic = own_buckets, arithmetic
         self._columns = np.array(own_buckets, dtype=np.intp)
@@ -243,7 +231,7 @@ class Server:
         self._version = np.zeros(len(own_buckets), dtype=np.int64)  # (own buckets) updates so far
         # (workers, own buckets) the version that a worker has
         self._given = np.zeros_like(self._taken)
-        self._counts = control.staleness_counts[row]
+        self._updates = control.updates[row : row + 1]
         self._sum = control.staleness_sum[row : row + 1]
         self._max = control.staleness_max[row : row + 1]
 
@@ -302,7 +290,7 @@ class Server:
             # A push that only wants the mean gradient updates nothing and makes nothing stale.
             if self._control.settings[worker, 0] == UPDATE:
                 staleness = int(self._version[column] - self._given[worker, column])
-                self._counts[min(staleness, STALENESS_BINS - 1)] += 1
+                self._updates[0] += 1
                 self._sum[0] += staleness
                 self._max[0] = max(int(self._max[0]), staleness)
                 self._version[column] += 1
@@ -327,10 +315,7 @@ class Server:
 
 
 def thread_count(threads: int | str, sharers: int, spare: int = 0) -> int:
-    """Return the threads of one of `sharers` processes that sum on this machine.
-
-    'share' is its share of the cores, less the spare ones, at most MOST_THREADS.
-    """
+    """Return the threads of a process that sums. 'share': of the cores, less the spare ones."""
     if threads == "share":
         return max(1, min(MOST_THREADS, CORES // sharers - spare))
     return int(threads)
@@ -344,10 +329,7 @@ def pieces(elements: int) -> Iterator[slice]:
 
 
 def mean_into(sources: Sequence[Tensor], total: Tensor) -> Tensor:
-    """Return the mean of tensors (elements,), summed in float32 in `total`.
-
-    A single float32 source is returned as it is.
-    """
+    """Return the mean of tensors (elements,), summed in `total`; one of float32 as it is."""
     in_float32 = sources[0].dtype == total.dtype
     if len(sources) == 1 and in_float32:
         return sources[0]

@@ -42,13 +42,14 @@ def serve(
     phase: Callable[[str], None],
     beat: Callable[[int], None],
 ) -> None:
-    """Be server `number` of a cell until its workers, on GPUs or CPUs ('cuda', 'cpu'), are done.
-
-    Calls `beat` often, with the number of pushes served since the last call.
-    """
+    """Be server `number` of a cell until its workers are done. `beat` gets the pushes served."""
     phase("waiting for workers")
-    announced = _wait_for_workers(beat)
-    if announced is None:
+    store = rendezvous_store()
+    while not store.check([KEY]):
+        beat(0)
+        time.sleep(START_PAUSE_SECONDS)
+    announced = msgspec.json.decode(store.get(KEY), type=tuple[str, KvstoreConfig] | None)
+    if announced is None:  # no work
         return
     path, config = announced
     layout, places = config.layout(), config.places
@@ -77,17 +78,7 @@ def serve(
             return False
         return all(worker.stopped for worker in arithmetic.remote.values())
 
-    server = Server(config, control, number, arithmetic.own_buckets, arithmetic)
-    server.run(stopped, beat, PAUSE_SECONDS[worker_device])
-
-
-def _wait_for_workers(beat: Callable[[int], None]) -> tuple[str, KvstoreConfig] | None:
-    """Return what the workers announce; None where they have no work."""
-    store = rendezvous_store()
-    while not store.check([KEY]):
-        beat(0)
-        time.sleep(START_PAUSE_SECONDS)
-    return msgspec.json.decode(store.get(KEY), type=tuple[str, KvstoreConfig] | None)
+    Server(arithmetic, number).run(stopped, beat, PAUSE_SECONDS[worker_device])
 
 
 def _meet_remote_workers(

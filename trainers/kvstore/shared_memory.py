@@ -24,9 +24,6 @@ DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float3
 # What a worker asks the servers to do with its gradients: update the weights, or only reduce.
 UPDATE, REDUCE = 0.0, 1.0
 FLAG_BYTES = 4  # int32
-STALENESS_BINS = 64  # more than any bound that anybody measures; the last takes what is above
-
-
 ONE_WORKER = Hosts(((0,),))
 
 
@@ -49,11 +46,6 @@ class KvstoreConfig:
     # That have workers and servers like these, and reduce their means with each other.
     hosts: int = 1
     places: Hosts = ONE_WORKER  # of the workers and of server processes
-
-    @property
-    def server_count(self) -> int:
-        """Return the number of servers, in processes of their own or in the workers."""
-        return self.servers or self.workers
 
     @property
     def replies_own_gradient(self) -> bool:
@@ -86,10 +78,7 @@ class KvstoreConfig:
         return [worker for worker in range(self.workers) if self.places.host_of(worker) != host]
 
     def rows(self, host: int) -> tuple[int, ...] | None:
-        """Return the workers with gradients and replies of their own in a host's memory.
-
-        None: as `reply_copies` says.
-        """
+        """Return the workers with rows in a host's memory; None: as `reply_copies` says."""
         if not self.places.several:
             return None
         return self.places.ranks[host] if host < len(self.places.ranks) else ()
@@ -194,23 +183,21 @@ class Control:
     settings: "np.ndarray[Any, Any]"
     attached: "np.ndarray[Any, Any]"  # (workers + servers) 1: has mapped the memory; 2: is ready
     stop: "np.ndarray[Any, Any]"  # (1)
-    staleness_counts: "np.ndarray[Any, Any]"  # (servers, STALENESS_BINS) updates by staleness
-    staleness_sum: "np.ndarray[Any, Any]"  # (servers)
+    updates: "np.ndarray[Any, Any]"  # (servers)
+    staleness_sum: "np.ndarray[Any, Any]"  # (servers) of the updates
     staleness_max: "np.ndarray[Any, Any]"  # (servers)
     handles: "np.ndarray[Any, Any]"  # (workers + servers, bytes of a handle) of exported GPU memory
 
-    def __init__(
-        self, raw: "np.ndarray[Any, np.dtype[np.uint8]]", config: KvstoreConfig, buckets: int
-    ) -> None:
-        """`raw` holds `Control.bytes(config, buckets)` bytes; without any, only `size` is set."""
-        workers, servers = config.workers, config.server_count
+    def __init__(self, raw: "np.ndarray[Any, Any]", config: KvstoreConfig, buckets: int) -> None:
+        """`raw` holds `size` bytes, uint8; without any, only `size` is set."""
+        workers, servers = config.workers, config.servers or config.workers
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
             ("pushed", np.int32, (workers, buckets)),
             ("done", np.int32, (workers, buckets)),
             ("settings", np.float64, (workers, 1 + SETTINGS)),
             ("attached", np.int32, (workers + servers,)),
             ("stop", np.int32, (1,)),
-            ("staleness_counts", np.int64, (servers, STALENESS_BINS)),
+            ("updates", np.int64, (servers,)),
             ("staleness_sum", np.int64, (servers,)),
             ("staleness_max", np.int64, (servers,)),
             ("handles", np.uint8, (workers + servers, memory.HANDLE_BYTES)),
@@ -223,11 +210,6 @@ class Control:
             offset += aligned(size)
         self.size = offset
 
-    @staticmethod
-    def bytes(config: KvstoreConfig, buckets: int) -> int:
-        """Return the size of the block."""
-        return Control(np.empty(0, np.uint8), config, buckets).size
-
 
 def path_on(path: Path, config: KvstoreConfig, host: int) -> Path:
     """Return the path of a host's mapping, from the one that rank 0 names."""
@@ -236,7 +218,7 @@ def path_on(path: Path, config: KvstoreConfig, host: int) -> Path:
 
 def needed_bytes(config: KvstoreConfig, layout: BucketLayout, host: int = 0) -> int:
     """Return the bytes of shared memory that the mapping of a host takes."""
-    size = Control.bytes(config, len(layout.buckets))
+    size = Control(np.empty(0, np.uint8), config, len(layout.buckets)).size
     if not config.server_gpu:
         size += Regions.size(config, layout, config.rows(host))
     return size
@@ -255,10 +237,7 @@ class SharedMapping:
         create: bool = False,
         host: int = 0,
     ) -> None:
-        """Map the file; one process of the host creates it. None: a server that shares no memory.
-
-        Raises OSError: not enough shared memory; says how much was needed.
-        """
+        """Map the file; one process of the host creates it. None: a server alone on its host."""
         self.path, self.config, self.layout = path, config, layout
         size_bytes = needed_bytes(config, layout, host)
         if path is None:

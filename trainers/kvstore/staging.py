@@ -92,12 +92,10 @@ class PushPull(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make shared memory, servers and first weights. Collective."""
         device = self.parameters[0].device
-        if self._servers:
-            peers = Peers(dist.get_rank(), dist.get_world_size())
-        else:
+        if not self._servers:
             self._groups = HostGroups.across(self.hosts)
-            peers = Peers.of_host(self._groups)
         config = self._config(self.parameters, order, device.type == "cuda")
+        peers = Peers.of_host(self._groups)
         self.worker = Worker(config, peers, device, self._threads, self._groups)
         self.layout, self.flat_sent = self.worker.layout, self.worker.sent
         self.flat_means = self.worker.means
@@ -107,7 +105,7 @@ class PushPull(Bucketed):
             weights.append(torch.empty(bucket.elements, dtype=dtype, device=device))
             gather(bucket, self.parameters, weights[-1])
         self.worker.set_reply(self.only_gradients)
-        self.worker.begin(weights, self.settings())
+        self.worker.begin(weights, optimizers.settings(self.optimizer))
 
     def set_gradients_only(self, only_gradients: bool) -> None:
         """Choose what comes back."""
@@ -195,8 +193,7 @@ class PushPull(Bucketed):
             self._groups.close()
 
 
-class SynchronousServers(PushPull):
-    """MXNet's kvstore=dist_sync and dist_sync_device: an update waits for all workers."""
+SynchronousServers = PushPull  # MXNet's kvstore=dist_sync and dist_sync_device
 
 
 class AsynchronousServers(PushPull):
@@ -206,10 +203,7 @@ class AsynchronousServers(PushPull):
 
 
 class ShardedStaging(PushPull):
-    """CPU staging in two levels, in the shape of BytePS (Jiang et al. 2020, OSDI).
-
-    Every rank is the only worker of its own server, for its share of each bucket.
-    """
+    """CPU staging of shares as in BytePS (OSDI 2020): each rank has a server of its own."""
 
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets, this rank's server and first weights. Collective."""
@@ -224,7 +218,7 @@ class ShardedStaging(PushPull):
         self.worker = Worker(config, Peers(0, 1), device, self._threads, self._groups)
         self.worker.set_reply(self.only_gradients)
         own = bucketed.shares(self.flat_weights, dist.get_rank(self._group), sharers)
-        self.worker.begin(own, self.settings())
+        self.worker.begin(own, optimizers.settings(self.optimizer))
 
     def _config_of_shares(self, layout: BucketLayout, on_gpu: bool) -> KvstoreConfig:
         """Make each of a rank's shares an array of its own, in a bucket of its own."""
@@ -320,7 +314,8 @@ class GlooStaging(Bucketed):
         self.flat_means = buffers(device, push=False, weights=False)
         self._device_weights = buffers(device, push=False, weights=True)
         self._weights = buffers(HOST, push=False, weights=True)
-        self._steps = [self.steps_of(flat) for flat in self._weights]
+        name = optimizers.name_of(self.optimizer)
+        self._steps = [optimizers.FlatSteps(name, flat) for flat in self._weights]
         for index, bucket in enumerate(layout.buckets):
             gather(bucket, self.parameters, self._device_weights[index])
             self._weights[index].copy_(self._device_weights[index])
@@ -341,7 +336,7 @@ class GlooStaging(Bucketed):
             else:
                 gradient = staged.to(torch.float32)
                 self._steps[index].begin()
-                self._steps[index].take(gradient, self.settings())
+                self._steps[index].take(gradient, optimizers.settings(self.optimizer))
                 self._device_weights[index].copy_(self._weights[index])
 
     def apply_weights(self) -> None:
@@ -383,10 +378,7 @@ CHECK_SECONDS = 0.5  # between two looks whether a connection has failed
 
 
 def worker_probes(worker: Worker) -> list[ReferenceProbe]:
-    """Return the references of an exchange, then its stages.
-
-    Each moves or sums as many bytes as one exchange, and waits for no flag of another worker.
-    """
+    """Return references of an exchange, then its stages; none waits for another worker's flag."""
     references = []
     places = worker.config.places
     if places.several:
@@ -486,10 +478,7 @@ def summed_bytes(worker: Worker) -> float:
 
 
 def host_memory(worker: Worker, linked: bool = False) -> Callable[[], None]:
-    """Return what moves as many bytes of host memory as the sums of an exchange, of its own.
-
-    `linked`: while the link between GPU and host copies both ways.
-    """
+    """Return what moves the bytes of the sums of an exchange; `linked`: while copies run too."""
     elements = int(summed_bytes(worker) // ADD_BYTES)
     first, second, total = (torch.ones(elements) for _ in range(3))
 

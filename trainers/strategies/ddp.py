@@ -48,10 +48,6 @@ class HookBucket:
         """Return the flat gradient of the bucket."""
         return self.flat
 
-    def set_buffer(self, flat: Tensor) -> None:
-        """Replace the flat gradient."""
-        self.flat = flat
-
     def gradients(self) -> list[Tensor]:
         """Return views of the buffer, one for each parameter."""
         parts = self.flat.split([shape.numel() for shape in self.shapes])
@@ -135,10 +131,7 @@ class NcclAllreduce(Strategy):
         return context
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Return DDP's no_sync.
-
-        But for the first micro-step of all: in its exchange DDP learns the static graph.
-        """
+        """Return DDP's no_sync, but for the first micro-step, in which DDP learns the graph."""
         if self._has_graph:
             return self.without_exchange()
         self._has_graph = True
@@ -169,7 +162,13 @@ class NcclAllreduce(Strategy):
         assert self._ddp is not None
         device = next(self._ddp.parameters()).device
         with collectives.allocating(self._memory, device):
-            return collectives.all_reduce(size_bytes, dtype, device)
+            flat = collectives.filled(size_bytes, dtype, device)
+
+        def run() -> None:
+            operation = collectives.mean_operation(flat)
+            collectives.wait(dist.all_reduce(flat, operation, async_op=True))
+
+        return BucketExchange("all_reduce", run)
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
         """Start all-reduces of all buckets, then wait for them, as DDP does after backward."""
@@ -179,10 +178,7 @@ class NcclAllreduce(Strategy):
         return DdpAlone(parameters, self._caps_bytes, self._hook(), self._memory)
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the references: links between neighbours, and the wire between hosts.
-
-        None for PowerSGD.
-        """
+        """Return links between neighbours, and the wire between hosts; none for PowerSGD."""
         if self._comm_hook == POWERSGD:
             return []
         ranks = dist.get_world_size()
@@ -196,11 +192,7 @@ class NcclAllreduce(Strategy):
 
 
 class DdpAlone(ExchangeAlone):
-    """All-reduce of DDP's buckets.
-
-    On a GPU several copies of the gradient take turns, so that together they are larger than the L2
-    cache.
-    """
+    """All-reduce of DDP's buckets; on a GPU of copies that exceed the L2 cache together."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from trainers import reference_probes
 from trainers.comm_hooks import ROUNDING, SENT
 from trainers.kvstore import bucketed
 from trainers.kvstore.bucketed import ring_bytes
-from trainers.strategy import ExchangeAlone, ReferenceProbe, Strategy, local
+from trainers.strategy import ExchangeAlone, ReferenceProbe, Strategy, local, trained
 
 LISTS = (nn.Sequential, nn.ModuleList)
 REPLICAS, SHARDS = "replicas", "shards"  # dimensions of the mesh
@@ -92,8 +92,7 @@ class Fsdp(Strategy):
             block_of |= dict.fromkeys(block.parameters(), number)
         units: list[tuple[list[int], int]] = [([], 1 + self._reshard) for _ in blocks]
         units.append(([], 1))
-        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-        for number, parameter in enumerate(trained):
+        for number, parameter in enumerate(trained(model)):
             units[block_of.get(parameter, len(blocks))][0].append(number)
         return [unit for unit in units if unit[0]]
 
@@ -102,7 +101,7 @@ class Fsdp(Strategy):
         self._model, self._optimizer = model, optimizer
         state: dict[str, Any] = next(iter(optimizer.state.values()), {})
         optimizer.state.clear()
-        self._sharded = [p for p in model.parameters() if p.requires_grad]
+        self._sharded = trained(model)
         self._shards = []
         for parameter in self._sharded:
             shard = nn.Parameter(local(parameter.detach()))
@@ -139,7 +138,7 @@ class Fsdp(Strategy):
         """Let every rank train a whole copy, which has no trace afterwards."""
         group = self._optimizer.param_groups[0]
         self._choose(gathered=True)
-        whole = [p for p in self._model.parameters() if p.requires_grad]
+        whole = trained(self._model)
         group["params"] = whole
         try:
             yield
@@ -255,10 +254,7 @@ class _ShardsAlone(ExchangeAlone):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that a model has in lists of such, or beside each other: its blocks.
-
-    Raises ValueError: it has fewer than two.
-    """
+    """Return a model's blocks: modules in lists, or alike. Raises ValueError: fewer than two."""
     blocks = list(_blocks(model))
     if len(blocks) < 2:
         raise ValueError(
@@ -272,7 +268,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, LISTS) or any(map(_is_list_of_blocks, child.modules())):
             yield from _blocks(child)
-        elif _has_parts(child) and any(p.requires_grad for p in child.parameters()):
+        elif _has_parts(child) and trained(child):
             yield child
 
 

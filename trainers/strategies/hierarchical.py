@@ -52,10 +52,7 @@ class Hierarchical(Bucketed):
         self._cross(wait=self._stream is not None)  # there a stream waits, and not the host
 
     def _cross(self, wait: bool) -> None:
-        """Begin to reduce shares on their rail, in order, as far as the host has reduced them.
-
-        `wait`: all of them.
-        """
+        """Begin to reduce shares on their rail, in order: those that are reduced inside, or all."""
         assert self._groups is not None
         if self._stream is not None:  # for a rank that is alone on its host
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -109,9 +106,32 @@ class Hierarchical(Bucketed):
 
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
         """Return the three steps of one bucket."""
-        assert self._groups is not None
-        device = self.parameters[0].device
-        return collectives.in_two_levels(size_bytes, dtype, device, self._groups)
+        groups = self._groups
+        assert groups is not None
+        here, inside, rail = groups.here, groups.inside, groups.rail
+        flat = collectives.filled(size_bytes, dtype, self.parameters[0].device, here)
+        share = flat.chunk(here)[groups.place]
+        operations = []
+        if here > 1:
+            operations.append("reduce_scatter" if flat.is_cuda else "all_reduce")
+        if rail is not None:
+            operations.append("all_reduce")
+        if here > 1:
+            operations.append("all_gather")
+
+        def run() -> None:
+            operation = collectives.mean_operation(flat)
+            if here > 1 and flat.is_cuda:
+                work = dist.reduce_scatter_tensor(share, flat, operation, inside, async_op=True)
+                collectives.wait(work)
+            elif here > 1:
+                collectives.wait(dist.all_reduce(flat, group=inside, async_op=True))
+            if rail is not None:
+                collectives.wait(dist.all_reduce(share, operation, rail, async_op=True))
+            if here > 1:
+                collectives.wait(dist.all_gather_into_tensor(flat, share, inside, async_op=True))
+
+        return BucketExchange(" + ".join(operations), run)
 
     def close(self) -> None:
         """Take the groups apart."""

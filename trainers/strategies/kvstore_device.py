@@ -8,10 +8,11 @@ share of each bucket: reduce-scatter, update of the owned share, all-gather (Raj
 
 from abc import abstractmethod
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import collectives, reference_probes
+from trainers import collectives, optimizers, reference_probes
 from trainers.kvstore import bucketed
 from trainers.kvstore.bucketed import Bucketed, ring_bytes, scatter
 from trainers.strategy import BucketExchange, ReferenceProbe, Strategy
@@ -32,7 +33,8 @@ class _OnDevices(Bucketed):
         with collectives.allocating(self.memory, self.parameters[0].device):
             self.make_flats(order, dist.get_world_size())
             self.choose_owned()
-        self._steps = [self.steps_of(weights) for weights in self.owned_weights]
+        name = optimizers.name_of(self.optimizer)
+        self._steps = [optimizers.FlatSteps(name, weights) for weights in self.owned_weights]
 
     @abstractmethod
     def choose_owned(self) -> None:
@@ -47,15 +49,13 @@ class _OnDevices(Bucketed):
         """Bring what each rank owns to the flat buckets of all ranks."""
 
     def finish_buckets(self) -> None:
-        """Wait for the means; bring them to all ranks if only gradients come back."""
         self.wait_for_owned()
         self.works.clear()
         if self.only_gradients:
             self.send_owned(self.flat_means, self.owned_gradients)
 
     def apply_weights(self) -> None:
-        """Update what this rank owns and bring it to all ranks."""
-        settings = self.settings()
+        settings = optimizers.settings(self.optimizer)
         for steps, gradient in zip(self._steps, self.owned_gradients, strict=True):
             steps.begin()
             steps.take(gradient, settings)
@@ -74,7 +74,6 @@ class _OnDevices(Bucketed):
         return ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the references: the links between neighbours, and the wire between hosts."""
         sent, device = sum(flat.nbytes for flat in self.flat_sent), self.parameters[0].device
         ring = reference_probes.ring(device, ring_bytes(sent, dist.get_world_size()))
         host_bytes = ring_bytes(sent, len(self.hosts.ranks))
@@ -108,9 +107,19 @@ class Sharded(_OnDevices):
 
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
         """Return a reduce-scatter of gradients and an all-gather of weights."""
-        weight = self.parameters[0]
+        weight, ranks = self.parameters[0], dist.get_world_size()
         with collectives.allocating(self.memory, weight.device):
-            return collectives.sharded(size_bytes, dtype, weight.dtype, weight.device)
+            flat = collectives.filled(size_bytes, dtype, weight.device, ranks)
+            share = flat.new_empty(flat.numel() // ranks)
+            weights = torch.zeros_like(flat, dtype=weight.dtype)
+        own = weights.chunk(ranks)[dist.get_rank()]
+
+        def run() -> None:
+            operation = collectives.mean_operation(flat)
+            collectives.wait(dist.reduce_scatter_tensor(share, flat, operation, async_op=True))
+            collectives.wait(dist.all_gather_into_tensor(weights, own, async_op=True))
+
+        return BucketExchange("reduce_scatter + all_gather", run)
 
 
 class Owned(_OnDevices):
@@ -158,7 +167,15 @@ class Owned(_OnDevices):
         """Return a reduce of gradients and a broadcast of weights; the owner is rank 0."""
         weight = self.parameters[0]
         with collectives.allocating(self.memory, weight.device):
-            return collectives.owned(size_bytes, dtype, weight.dtype, weight.device)
+            flat = collectives.filled(size_bytes, dtype, weight.device)
+            weights = torch.zeros_like(flat, dtype=weight.dtype)
+
+        def run() -> None:
+            operation = collectives.mean_operation(flat)
+            collectives.wait(dist.reduce(flat, 0, operation, async_op=True))
+            collectives.wait(dist.broadcast(weights, 0, async_op=True))
+
+        return BucketExchange("reduce + broadcast", run)
 
 
 def on_devices(

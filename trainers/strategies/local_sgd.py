@@ -15,7 +15,7 @@ from torch import nn
 
 from trainers import collectives
 from trainers.strategies.ddp import DdpAlone, NcclAllreduce
-from trainers.strategy import ExchangeAlone
+from trainers.strategy import ExchangeAlone, trained
 
 WARM_UP_CAP_MB = 1e6  # of DDP's buckets in synchronous steps: it splits none behind the first step
 
@@ -77,12 +77,12 @@ class LocalSgd(NcclAllreduce):
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Wrap the model in DDP, which broadcasts rank 0's weights, and make the fragments."""
         prepared = super().prepare(model, optimizer)
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        parameters = trained(model)
         for part in fragments_of(parameters, self._count):
-            fragments = []
-            for dtype in {parameter.dtype: None for parameter in part}:
-                members = [parameter for parameter in part if parameter.dtype == dtype]
-                fragments.append(Fragment(members, self._outer))
+            by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+            for parameter in part:
+                by_dtype.setdefault(parameter.dtype, []).append(parameter)
+            fragments = [Fragment(members, self._outer) for members in by_dtype.values()]
             self._fragments.append(fragments)
         self._choose_gradients(False)
         return prepared
@@ -128,7 +128,7 @@ class LocalSgd(NcclAllreduce):
 
     def refuse(self, model: nn.Module) -> None:
         """Refuse more fragments than the model has parameters. Raises ValueError."""
-        fragments_of([p for p in model.parameters() if p.requires_grad], self._count)
+        fragments_of(trained(model), self._count)
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
         """All-reduce as many bytes as the weights have, in one piece of each dtype."""
@@ -138,10 +138,7 @@ class LocalSgd(NcclAllreduce):
 
 
 def fragments_of(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
-    """Return so many parts of the parameters, in order, of about as many elements each.
-
-    Raises ValueError: there are fewer parameters.
-    """
+    """Return so many parts of the parameters, equal in elements. Raises ValueError: too many."""
     if count > len(parameters):
         raise ValueError(
             f"strategy.fragments={count}: the model has {len(parameters)} parameters; expected at "
