@@ -121,7 +121,7 @@ def test_planning_writes_nothing(launch, monkeypatch):
     monkeypatch.setattr(tempfile, "_mkstemp_inner", None)
     monkeypatch.setattr(tempfile, "mkdtemp", None)
     # It would refuse the limit itself.
-    monkeypatch.setattr(plan, "refuse_small_limits", lambda: None)
+    monkeypatch.setattr(plan, "too_small", list)
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, allowed[1]))
     try:
