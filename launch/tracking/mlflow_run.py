@@ -301,8 +301,8 @@ def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     for record_id, params in own_params.items():
         defaults[record_id] = {}
         for name in sorted(of_benchmark[params["benchmark"]] - set(params)):
-            other = names.UNTOUCHED if name.startswith("nccl.") else "n/a"
-            defaults[record_id][name] = DEFAULTS.get(name, other)
+            absent = names.UNTOUCHED if name.startswith("nccl.") else "n/a"
+            defaults[record_id][name] = DEFAULTS.get(name, absent)
     return defaults
 
 
