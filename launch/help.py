@@ -80,16 +80,13 @@ def answer(line: CommandLine) -> None:
         elif group in groups.WITH_RULES:
             out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
         elif not rows and key not in GROUPS:
-            out.print(_definition(topic, options), markup=False, highlight=False)
+            from analysis.commands.definitions import explained
 
-
-def _definition(name: str, options: Sequence[str]) -> str:
-    from analysis.commands.definitions import explained
-
-    try:
-        return explained(name, [*GROUPS, *options])
-    except ValueError as error:
-        raise Refused(f"-h {error}") from None
+            try:
+                definition = explained(topic, [*GROUPS, *options])
+            except ValueError as error:
+                raise Refused(f"-h {error}") from None
+            out.print(definition, markup=False, highlight=False)
 
 
 def _sections(topic: str) -> list[str]:

@@ -57,9 +57,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     text = str(error)
     # OmegaConf's exception knows the key: the error itself, or what Hydra raised it from.
-    cause = error.__cause__
-    if isinstance(error, OmegaConfBaseException):
-        cause = error
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     unknown = UNKNOWN_KEY.search(text)
     ambiguous = SEVERAL_VALUES.search(text)
     file = WRONG_FILE.search(text)
@@ -139,10 +137,8 @@ def _wrong_file(name: str, problem: str, key: str) -> str:
 
 
 def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
-    argument = key
-    for text in reversed(arguments):  # the first that has the key
-        if text.lstrip("+~").partition("=")[0] == key:
-            argument = text
+    typed = [text for text in arguments if text.lstrip("+~").partition("=")[0] == key]
+    argument = typed[0] if typed else key
     value = argument.partition("=")[2]
     if key in GROUPS:  # one that has no default is appended
         known = ", ".join(choices(key))

@@ -36,8 +36,9 @@ from benchmarks.training.derive import path_tables
 from conf.host import TOKEN
 from conf.options import Refused
 from conf.schema import Tracking
-from launch.engines.environment import NCCL_SUBSYSTEMS, ROOT
+from launch.engines.environment import NCCL_SUBSYSTEMS
 from launch.machine import devices
+from launch.machine.facts import ROOT
 from launch.tracking.tracker import Tracker
 
 REPORT_SECONDS = 30.0
@@ -66,9 +67,7 @@ def observe(command: Sequence[str], output_dir: Path, uri: str | None = None) ->
     folder = CellFolder((output_dir / "observed" / time.strftime("%Y%m%d-%H%M%S")).absolute())
     for path in (folder.path / "ranks", folder.path / "nccl"):
         make_folder(path)
-    tracker = None
-    if uri is not None:
-        tracker = Tracker.open(Tracking(uri=uri), output_dir, "observed")
+    tracker = Tracker(Tracking(uri=uri), output_dir, "observed") if uri is not None else None
     token, started_at = secrets.token_hex(8), time.time()
     uuids = [device.uuid for device in devices.look("auto", os.environ).devices if device.uuid]
     with Sampler(folder, uuids, token):
@@ -168,9 +167,8 @@ def _sentences(
     if seen.unjudged:
         said.append(f"No rank is judged: {seen.unjudged}.")
     elif not seen.delays:
-        subject = "Nothing wrong"
-        if any(answer.answer == NO for answer in answers):
-            subject = "No slow rank"
+        is_disengaged = any(answer.answer == NO for answer in answers)
+        subject = "No slow rank" if is_disengaged else "Nothing wrong"
         least = [f"{ms:.1f} ms to {kind}" for kind, ms in seen.least_ms.items()]
         named = f"A rank that loses, in every step, {join_words(least)}"
         if GPU in seen.least_ms:

@@ -4,7 +4,7 @@ was used, judge, write."""
 import dataclasses
 import errno
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from analysis.findings.communication import disagreement, with_values
 from analysis.validity.checks import judged
@@ -19,11 +19,11 @@ from conf.question import GAINS
 from conf.schema import Config
 from conf.secrets import without_secrets
 from launch.engines.agent_channel import AgentGone
-from launch.engines.engine import CellEngine, Job
+from launch.engines.engine import CellEngine, CellPass, Job
 from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables
 from launch.nsys import Nsys
 from launch.plan.order import PlannedCell
-from launch.study.background import NONE, Forecasts
+from launch.study.background import Forecasts
 from launch.study.run_environment import RunEnvironment
 from launch.study.study_folder import StudyFolder, Sweep, assemble, prepare
 from launch.supervision import supervise
@@ -48,7 +48,7 @@ class CellRunner:
     nsys: Nsys | None
     stopping: Callable[[], bool]
     note: Callable[[str], None]  # prints a sentence for the user
-    forecasts: Forecasts = NONE
+    forecasts: Forecasts
 
     def measure(
         self, planned: PlannedCell, study_records: list[Record], progress: Callable[[Watch], None]
@@ -74,7 +74,8 @@ class CellRunner:
         if predicted:
             details["predicted"] = predicted
         self.study.begin(cell, token, details)
-        outcome = self._run(cell, folder, token, caches, progress, sampled=self.config.sample_gpus)
+        timed = CellPass(cell, folder, token, caches, sampled=self.config.sample_gpus)
+        outcome = self._run(timed, progress)
         ended_at = now()
         if outcome.unkillable_pids:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
@@ -91,7 +92,7 @@ class CellRunner:
         exchanges = exchanges and (cell.trains or cell.benchmark["name"] == "collectives")
         if outcome.state == "finished" and wants_tuning and exchanges:
             with self.study.timed_step(token, "tuning pass"):
-                self._tuning_pass(cell, folder, token, caches)
+                self._tuning_pass(timed)
         try:
             record = assemble(
                 folder,
@@ -109,29 +110,21 @@ class CellRunner:
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             with self.study.timed_step(token, "profiled pass"):
-                record = self._profiled(record, folder, token, caches, progress, study_records)
+                record = self._profiled(record, timed, progress, study_records)
         record = judged(record, self.config.validity)
         self.study.end(folder, record)
         return record
 
-    def _run(
-        self,
-        cell: Cell,
-        folder: CellFolder,
-        token: str,
-        added: Mapping[str, str],
-        progress: Callable[[Watch], None],
-        profiler: Sequence[str] = (),
-        sampled: bool = False,
-    ) -> Outcome:
+    def _run(self, cell_pass: CellPass, progress: Callable[[Watch], None]) -> Outcome:
         limits, before = self.config.engine, ResourceSnapshot.take()
+        cell, folder = cell_pass.cell, cell_pass.folder
 
         def start() -> Job:
             try:
-                return self.engine.start(cell, folder, token, added, profiler, sampled)
+                return self.engine.start(cell_pass)
             except AgentGone as error:
                 self.note(f"{error}; another takes its place")
-                return self.engine.start(cell, folder, token, added, profiler, sampled)
+                return self.engine.start(cell_pass)
 
         try:
             outcome = supervise.run(cell, folder, start, limits, self.stopping, progress)
@@ -149,29 +142,27 @@ class CellRunner:
         )
         return dataclasses.replace(outcome, failure=failure)
 
-    def _tuning_pass(
-        self, cell: Cell, folder: CellFolder, token: str, caches: Mapping[str, str]
-    ) -> None:
+    def _tuning_pass(self, timed: CellPass) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure costs no number."""
+        cell = timed.cell
         try:
             untimed = cell.untimed_pass("tuning_pass", TUNING_PASS)
             if not cell.trains:
                 once = {"iterations": 1, "warmup": 0, "percentiles": False, "verify": False}
                 untimed = dataclasses.replace(cell, benchmark=cell.benchmark | once)
-            inside = prepare(folder.tuning, untimed)
+            inside = prepare(timed.folder.tuning, untimed)
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return
-        outcome = self._run(cell, inside, token, {**caches, **CHOICES}, lambda watch: None)
+        tuning = CellPass(cell, inside, timed.token, {**timed.added, **CHOICES})
+        outcome = self._run(tuning, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 
     def _profiled(
         self,
         record: Record,
-        folder: CellFolder,
-        token: str,
-        caches: Mapping[str, str],
+        timed: CellPass,
         progress: Callable[[Watch], None],
         study_records: Sequence[Record],
     ) -> Record:
@@ -183,27 +174,28 @@ class CellRunner:
 
         tunes = record.cell.runs_script and record.cell.device == "cuda"
         tunes = tunes and self.config.tuning_pass not in (False, "False")
-        added = {**caches, **CHOICES} if tunes else caches
+        added = {**timed.added, **CHOICES} if tunes else timed.added
+        folder = timed.folder
 
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
-            return self._run(untimed, inside, token, added, progress, command)
+            return self._run(CellPass(untimed, inside, timed.token, added, command), progress)
 
-        trace = profiled(record.cell, folder, self.nsys, run)
-        if trace.finding.severity == "unchecked":
+        finding, metrics, tables, effective = profiled(record.cell, folder, self.nsys, run)
+        if finding.severity == "unchecked":
             if self.stopping():
                 return record
-            self.note(f"{record.cell.name}: {trace.finding.sentence}")
+            self.note(f"{record.cell.name}: {finding.sentence}")
         if tunes and folder.profile.nccl_logs():
             safe_files.make_folder(folder.tuning.path)
             folder.profile.nccl_conf.parent.rename(folder.tuning.nccl_conf.parent)
-            effective = observe(record, folder, study_records, self.study.folder_of)
-            record = dataclasses.replace(record, effective=effective)
-        metrics = record.metrics | trace.metrics
-        findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
+            observed = observe(record, folder, study_records, self.study.folder_of)
+            record = dataclasses.replace(record, effective=observed)
+        metrics = record.metrics | metrics
+        findings = [*record.effective.get("findings", []), dataclasses.asdict(finding)]
         return dataclasses.replace(
             record,
             metrics=metrics | disagreement(metrics),
-            tables=record.tables | trace.tables,
-            effective=record.effective | trace.effective | {"findings": findings},
+            tables=record.tables | tables,
+            effective=record.effective | effective | {"findings": findings},
             raw_sha256=folder.raw_sha256(),
         )

@@ -19,7 +19,7 @@ from analysis.study.asked import Asked, answer, is_answered, replay
 from analysis.study.noise_floor import of_other_studies
 from analysis.study.rehearsal import conclusion
 from analysis.study.study import Study
-from analysis.text import single_line
+from analysis.text import count, single_line
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Kind, Record
 from benchmarks.record.lines import at, now
@@ -35,7 +35,6 @@ from launch.display.closing_summary import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
     exit_status,
-    locked_cells_note,
     print_plan,
     print_summary,
     sweep_note,
@@ -105,7 +104,7 @@ def run(
     if console.soft_wrap:
         console.width = PIPE_WIDTH  # of tables
     stopping = Stopping(console)
-    if requests[0].config.engine.submit and not requests[0].config.dry_run:
+    if first.engine.submit and not first.dry_run:
         configs = [checked(request.config)[0] for request in requests]
         refuse_requests(configs)
         console.print(submit(configs, typed, os.environ), markup=False, soft_wrap=True)
@@ -141,18 +140,17 @@ def prepared(
     Raises Refused: the request is wrong, or a host cannot do its part. No process of ours is left.
     """
     first = requests[0].config
-    limits = first.engine
     if first.dry_run or not any(request.config.nodes for request in requests):
         planned = plan(requests, surrounding)
-        local = LocalEngine(planned.machine, surrounding, limits.start, limits.stop_grace_s)
+        local = LocalEngine(planned.machine, surrounding, first.engine)
         return planned, local, RunEnvironment(planned.machine, surrounding)
     refuse_wrong_options(requests)  # before any host is asked
     names = wanted_hosts([request.config for request in requests], surrounding)
-    engine = HostsEngine(limits, surrounding, joined)
+    engine = HostsEngine(first.engine, surrounding, joined)
     try:
         fleet = engine.open_on(names, first.device)
         # Slurm knows its nodes, and two of them may be one machine, as in tests.
-        if limits.name != "slurm":
+        if first.engine.name != "slurm":
             refuse_two_names(fleet)
         notices = compare(fleet)
         planned = plan(requests, surrounding, fleet)
@@ -247,9 +245,7 @@ class SweepRun:
                 self.screen.settle_done(self.done)
             for index in self._order():
                 planned = self.cells[index]
-                if index in self.done:
-                    continue
-                if not self._writable or self.stopping():
+                if index in self.done or not self._writable or self.stopping():
                     continue
                 why = does_not_fit(planned, self.known, self.config.engine, self.here.surrounding)
                 if not why:
@@ -280,8 +276,8 @@ class SweepRun:
             chosen = race.pending[0]
             cell = candidates[race.keys[chosen]]
             run = PlannedCell(replace(cell, repeat=len(race.records[chosen])))
-            (needed,) = estimates([run], self.known)
-            if budget_s is not None and now() - self.began_at + needed.seconds > budget_s:
+            needed_s, _ = estimates([run], self.known)[0]
+            if budget_s is not None and now() - self.began_at + needed_s > budget_s:
                 self._note(f"the budget of {duration(budget_s)} is used up (budget=)")
                 return
             if run.cell.key not in indices:
@@ -318,9 +314,7 @@ class SweepRun:
             by_id = {record.record_id: record for record in self.known}
             self.done = find_finished(cells, self.study, self.here, self._note, by_id)
         open_cells = self._open_cells()
-        work = "nothing is left to measure"
-        if open_cells:
-            work = worded(open_cells, self.known)
+        work = worded(open_cells, self.known) if open_cells else "nothing is left to measure"
         self.console.print(f"{self.config.intro}{work}", markup=False)
         for notice in self.notices:
             self._note(notice)
@@ -371,9 +365,9 @@ class SweepRun:
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         finished = {record.cell_key for record in self.measured if record.state == "finished"}
-        unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
-        if self.asked is not None:
-            unfinished = 0
+        unfinished = 0
+        if self.asked is None:
+            unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
         slow: list[str] = []
         is_open = False
         every_run = [*self.done.values(), *self.measured]
@@ -401,14 +395,18 @@ class SweepRun:
             shown = Study.of(of_study(), scatters=self.other_studies)
             print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
         status = exit_status(
-            [*self.done.values(), *self.measured],
+            every_run,
             self.stopping() or self._too_short,
             self._incomplete or not self._writable or bool(slow),
             len(self.held) + is_open,
             self.config.validity.strict,
         )
         if self.held and status == MEASURED_ELSEWHERE:
-            self._note(locked_cells_note(len(self.held)))
+            runs = count(len(self.held), "run of this sweep is", "runs of this sweep are")
+            self._note(
+                f"{runs} measured by other launchers, and wait=false does not wait for them (exit "
+                f"status {MEASURED_ELSEWHERE})"
+            )
         return status
 
     def _wait_for_others(self) -> None:
@@ -456,9 +454,8 @@ class SweepRun:
                     self.screen.hold(index)
                     return
                 # Another launcher may have finished it while this one was at other cells.
-                earlier = None
-                if self.config.resume:
-                    earlier = self.study.finished(planned.cell, self.here)
+                resumes = self.config.resume
+                earlier = self.study.finished(planned.cell, self.here) if resumes else None
                 if earlier:
                     self.done[index] = earlier
                     self.known.append(earlier)

@@ -11,7 +11,7 @@ from build import make_cell
 
 from benchmarks.record import CellFolder, Lines
 from conf.schema import Engine
-from launch.engines.engine import Lost
+from launch.engines.engine import CellPass, Lost
 from launch.supervision import supervise
 
 ROOT = Path(__file__).parent.parent
@@ -46,8 +46,8 @@ class FakeEngine:
         self.steps, self.survivors, self.pause_s = list(steps), list(survivors), pause_s
         self.clock, self.jobs = FakeClock(), []
 
-    def start(self, cell, folder, token, added=None, profiler=(), sampled=False):
-        self.jobs.append(FakeJob(self, folder, cell))
+    def start(self, cell_pass):
+        self.jobs.append(FakeJob(self, cell_pass.folder, cell_pass.cell))
         return self.jobs[-1]
 
 
@@ -108,7 +108,7 @@ def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, hos
     outcome = supervise.run(
         cell,
         folder,
-        lambda: engine.start(cell, folder, "t"),
+        lambda: engine.start(CellPass(cell, folder, "t", {})),
         asked,
         stopping,
         lambda watch: None,

@@ -322,7 +322,7 @@ CALLED = {
     "compose": ("launch.compose", "requests_of", "before"),
     "spawn": ("launch.engines.local", "LocalEngine.start", "after"),
     "projection": ("launch.tracking.tracker", "Tracker.log", "before"),
-    "report": ("launch.study.background", "write_report", "before"),
+    "report": ("launch.study.background", "StudyReport.write", "before"),
 }
 
 

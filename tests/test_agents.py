@@ -29,9 +29,9 @@ from conf.host import NO_TOKEN, TOKEN
 from conf.schema import Engine
 from launch.engines import agent_channel as channel_module
 from launch.engines.agent_channel import AgentGone, CommandChannel, RemoteHost
-from launch.engines.engine import rank_ends
-from launch.engines.hosts import CellOnHost, HostsEngine, HostsJob
-from launch.engines.local import LocalEngine, ServedJob
+from launch.engines.engine import CellPass, rank_ends
+from launch.engines.hosts import CellOnHost, HostsEngine, _HostsJob
+from launch.engines.local import LocalEngine, _ServedJob
 from launch.machine.devices import Machine
 from launch.study.study_folder import prepare
 from launch.supervision import supervise
@@ -43,7 +43,7 @@ AROUND = dict(os.environ)  # pytest changes a variable of its own for every test
 @pytest.fixture(scope="module")
 def engine():
     """An engine of this machine; its agent imports torch once for all tests."""
-    local = LocalEngine(HERE, AROUND, "auto", 1.0)
+    local = LocalEngine(HERE, AROUND, Engine(stop_grace_s=1.0))
     local.open(make_cell())
     yield local
     local.close()
@@ -53,7 +53,7 @@ def run(engine, folder, stopping=lambda: False, added=None, **options):
     """Run a cell of one worker: (outcome, its folder)."""
     cell, token = make_cell(gpus=(0,), max_seconds=0.05, **options), uuid.uuid4().hex
     inside = prepare(CellFolder(folder), cell)
-    start = functools.partial(engine.start, cell, inside, token, added or {})
+    start = functools.partial(engine.start, CellPass(cell, inside, token, added or {}))
     outcome = supervise.run(cell, inside, start, Engine(), stopping, lambda watch: None)
     assert processes.of(token) == []
     return outcome, inside
@@ -104,7 +104,7 @@ def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(eng
 def test_the_end_of_its_input_ends_an_agent_and_its_cell(engine, tmp_path):
     cell, token = make_cell(gpus=(0,), min_seconds=60), uuid.uuid4().hex
     folder = prepare(CellFolder(tmp_path), cell)
-    engine.start(cell, folder, token, {})
+    engine.start(CellPass(cell, folder, token, {}))
     until(folder.rank_lines(0).exists, 60)
     before = time.monotonic()
     engine.close()
@@ -258,7 +258,7 @@ def test_a_full_disk_of_a_host_is_told_without_a_file_there(handed_on, monkeypat
         cell = SimpleNamespace(_scratch=made, _status=1, _is_asked_to_end=False, _numbers=[1])
         ends = {"cell": "t", "status": 1, "ranks": RunningCell.rank_ends(cell)}
         part.take(Event.ENDED, read_event(encoded({"say": "ended", **ends})))
-        HostsJob(make_cell(), "t", [ended, part], 1.0).stop(0.0)
+        _HostsJob(make_cell(), "t", [ended, part], 1.0).stop(0.0)
         first, second = rank_ends(part.folder)[0], rank_ends(part.folder)[1]
         assert (first.status, second.status) == (1, status) and part.error is None
         assert second.why == f"there is no space left in {made.folder.parent}"
@@ -303,7 +303,7 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_launcher_hears_at_once_that_a_cell_has_ended():
-    job, token = ServedJob(NO_TOKEN), {"cell": NO_TOKEN}
+    job, token = _ServedJob(NO_TOKEN), {"cell": NO_TOKEN}
     threading.Timer(0.05, job.take, (Event.STARTED, {**token, "pid": 1})).start()
     threading.Timer(0.2, job.take, (Event.ENDED, {**token, "status": 0})).start()
     began = time.monotonic()
@@ -344,7 +344,7 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     engine = HostsEngine(Engine(), {})
     engine._hosts = hosts
     cell = make_cell(gpus=(0,), hosts=("a", "b"))
-    job = engine.start(cell, CellFolder(tmp_path), "t", {})
+    job = engine.start(CellPass(cell, CellFolder(tmp_path), "t", {}))
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1
     assert job.lost().sentence == "host b is lost: its agent is gone, it ended with status 137"
@@ -355,7 +355,7 @@ def test_hosts_have_some_time_to_tell_which_of_them_failed_first(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("launch.engines.hosts.time", SimpleNamespace(monotonic=lambda: now[0]))
     first, second = parts = [SimpleNamespace(error=None, why="", status=None) for _ in range(2)]
-    job = HostsJob(make_cell(), "t", parts, 1.0)
+    job = _HostsJob(make_cell(), "t", parts, 1.0)
     assert job.poll() is None
     first.status = 1
     assert job.poll() is None
@@ -371,10 +371,10 @@ def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeyp
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("launch.engines.local.CommandChannel", full)
-    local = LocalEngine(HERE, AROUND, "auto", 1.0)
+    local = LocalEngine(HERE, AROUND, Engine(stop_grace_s=1.0))
     local.open(make_cell())  # an error here ended the sweep
     with pytest.raises(OSError, match="Too many open files"):
-        local.start(make_cell(), CellFolder(tmp_path), "t", {})
+        local.start(CellPass(make_cell(), CellFolder(tmp_path), "t", {}))
 
 
 def test_no_beat_waits_for_a_lost_host(monkeypatch):

@@ -35,9 +35,9 @@ class Engine(FakeEngine):
         super().__init__()
         self.script, self.open = steps, opening
 
-    def start(self, *arguments, **named):
+    def start(self, cell_pass):
         self.steps[:] = self.script
-        return super().start(*arguments, **named)
+        return super().start(cell_pass)
 
     def lost(self, cell):
         return None

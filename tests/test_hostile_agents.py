@@ -22,6 +22,7 @@ from benchmarks.record import CellFolder
 from conf.options import Refused
 from conf.schema import Engine
 from launch.engines import agent_channel, hosts
+from launch.engines.engine import CellPass
 from launch.engines.hosts import HostsEngine
 from launch.supervision import supervise
 
@@ -222,7 +223,7 @@ def measured(engine, cell, path):
     deadline = time.monotonic() + 20
 
     def start():
-        return engine.start(cell, folder, path.name, {})
+        return engine.start(CellPass(cell, folder, path.name, {}))
 
     return supervise.run(
         cell, folder, start, Engine(), lambda: time.monotonic() > deadline, lambda watch: None,

@@ -62,7 +62,7 @@ def driver(monkeypatch):
         nvmlDeviceGetHandleByIndex=lambda number: number,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}000",
-        nvmlDeviceGetName=lambda handle: b"NVIDIA H200",
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
         nvmlDeviceGetPciInfo=lambda gpu: types.SimpleNamespace(busId=f"00000000:0{6 + gpu}:00.0"),
     )  # fmt: skip
     for name in UNANSWERED:

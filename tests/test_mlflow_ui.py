@@ -38,7 +38,7 @@ class Study:
 
     def __init__(self, folder):
         sync(folder)
-        tracker = Tracker.open(Tracking(), folder.parent, folder.name)
+        tracker = Tracker(Tracking(), folder.parent, folder.name)
         self.page, self.experiment = page_of(tracker._experiment), tracker._experiment
         every = tracker._client.search_runs([self.experiment])
         self.cells = {run.data.tags["ringside.record_id"]: run.info.run_id for run in every

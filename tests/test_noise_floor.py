@@ -280,7 +280,7 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(output_dir
     folder.path.mkdir()
     write(folder, record)
     sync(study.folder)
-    tracker = Tracker.open(Tracking(), output_dir, "late")
+    tracker = Tracker(Tracking(), output_dir, "late")
 
     def stored():
         runs = tracker._client.search_runs([tracker._experiment])

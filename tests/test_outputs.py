@@ -49,7 +49,7 @@ def test_a_store_is_made_only_where_nothing_or_a_store_is(launch, tmp_path, reas
         before = state(file)
         assert reason in refusal(launch, *option)
         with pytest.raises(TrackingUnavailable, match=reason):  # python -m launch sync
-            Tracker.open(Tracking(uri=f"sqlite:///{file}"), tmp_path / "outputs", "s")
+            Tracker(Tracking(uri=f"sqlite:///{file}"), tmp_path / "outputs", "s")
         assert state(file) == before
         file.unlink()
         (tmp_path / "mine").unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def test_a_lock_that_is_not_ours_is_left_alone(tmp_path):
     mine.write_text("mine")
     (tmp_path / ".mlflow.db.lock").symlink_to(mine)
     with pytest.raises(TrackingUnavailable, match="is a link"):
-        Tracker.open(Tracking(), tmp_path, "s")
+        Tracker(Tracking(), tmp_path, "s")
     assert mine.read_text() == "mine" and not (tmp_path / "mlflow.db").exists()
 
 
@@ -84,7 +84,7 @@ def test_what_mlflow_writes_beside_the_store_is_no_link(launch, tmp_path):
     (tmp_path / "outputs" / "mlartifacts").symlink_to(tmp_path / "mine")
     assert "is a link" in refusal(launch)
     with pytest.raises(TrackingUnavailable, match="is a link"):  # python -m launch sync
-        Tracker.open(Tracking(), tmp_path / "outputs", "s")
+        Tracker(Tracking(), tmp_path / "outputs", "s")
     assert not any((tmp_path / "mine").iterdir())
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
@@ -121,7 +121,7 @@ def test_planning_writes_nothing(launch, monkeypatch):
     monkeypatch.setattr(tempfile, "_mkstemp_inner", None)
     monkeypatch.setattr(tempfile, "mkdtemp", None)
     # It would refuse the limit itself.
-    monkeypatch.setattr(plan, "refuse_small_limits", lambda: None)
+    monkeypatch.setattr(plan, "too_small", list)
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, allowed[1]))
     try:

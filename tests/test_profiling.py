@@ -30,6 +30,7 @@ from benchmarks.record import CellFolder, read
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import Engine
+from launch.engines.engine import CellPass
 from launch.engines.environment import scrubbed
 from launch.engines.local import LocalEngine
 from launch.machine.devices import Device, Machine
@@ -80,14 +81,15 @@ def one_pass(tmp_path, nsys, device="cpu", cell=None, **engine):
         engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False, tuning_pass="auto"
     )
     surrounding, notes = {**os.environ, **PLANTED, **KEPT}, []
-    local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
+    local = LocalEngine(machine, surrounding, config.engine)
     here = RunEnvironment(machine, {})
     study = SimpleNamespace(folder_of=lambda record: folder)
-    runner = CellRunner(config, here, study, None, local, nsys, lambda: False, notes.append)
+    runner = CellRunner(config, here, study, None, local, nsys, lambda: False, notes.append, None)
     folder = CellFolder(tmp_path)
     on_device = dataclasses.replace(cell, device=device)
     record = make_record(cell=on_device, metrics={}, tables={}, effective={})
-    traced = runner._profiled(record, folder, TOKEN, {}, lambda watch: None, [])
+    timed = CellPass(record.cell, folder, TOKEN, {})
+    traced = runner._profiled(record, timed, lambda watch: None, [])
     local.close()
     assert processes.of(TOKEN) == []
     (finding,) = traced.effective["findings"]

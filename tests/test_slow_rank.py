@@ -262,7 +262,7 @@ def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
     assert content["status"] == 3 and content["delays"][0]["rank"] == 1
     assert "Rank 1 is slow" in (folder / "report" / "index.html").read_text()
     assert (folder / "cpu.jsonl").exists()
-    tracker = Tracker.open(Tracking(uri=f"sqlite:///{tmp_path}/runs.db"), tmp_path, "observed")
+    tracker = Tracker(Tracking(uri=f"sqlite:///{tmp_path}/runs.db"), tmp_path, "observed")
     [run] = tracker._client.search_runs([tracker._experiment])
     assert (run.info.status, run.data.metrics["observed/step_ms"]) == ("FAILED", content["step_ms"])
     lines = lines_of()

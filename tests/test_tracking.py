@@ -36,7 +36,7 @@ CELL = "tags.`ringside.kind` = 'cell'"
 
 @pytest.fixture
 def tracker(output_dir):
-    return Tracker.open(Tracking(), output_dir, "scaling")
+    return Tracker(Tracking(), output_dir, "scaling")
 
 
 def log(tracker, output_dir, record):
@@ -96,7 +96,7 @@ def test_logging_twice_changes_nothing(tracker, output_dir):
     record = tracked_record(1)
     folder = CellFolder(tracked_folder(output_dir / "scaling", record))
     for number in range(2):
-        again = Tracker.open(Tracking(), output_dir, "scaling")
+        again = Tracker(Tracking(), output_dir, "scaling")
         again.start_sweep(make_sweep())
         assert again.log([record], lambda _: folder) == (1 - number, [])
         again.write_study([record], {record.record_id: {"scaling/efficiency": 0.5}})
@@ -122,9 +122,7 @@ def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
     assert run.info.status == ("FINISHED" if at == "log_batch" else "RUNNING")
     # The next start closes it as KILLED.
     tracker._client.set_tag(run.info.run_id, "ringside.boot_id", "an earlier boot")
-    assert Tracker.open(Tracking(), output_dir, "scaling").log(
-        [record], lambda _: CellFolder(folder)
-    )[0]
+    assert Tracker(Tracking(), output_dir, "scaling").log([record], lambda _: CellFolder(folder))[0]
     stored = tracked_runs(tracker)
     assert len(stored) == 2 and stored[record.name].info.status == "FINISHED"
     assert stored[record.name].data.metrics["throughput/images_per_second"] == 5000.0
@@ -137,7 +135,7 @@ from pathlib import Path
 from conf.schema import Tracking
 from launch.study.study_folder import Sweep
 from launch.tracking.tracker import Tracker
-tracker = Tracker.open(Tracking(), Path(sys.argv[1]), "scaling")
+tracker = Tracker(Tracking(), Path(sys.argv[1]), "scaling")
 tracker.start_sweep(Sweep.begin("scaling", [], 1))
 print("ready", flush=True)
 sys.stdin.read()
@@ -158,7 +156,7 @@ def test_launchers_that_meet_on_a_fresh_store_succeed_and_only_runs_of_dead_ones
 
     processes = [launcher(tmp_path / "out") for _ in range(2)]
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
-    tracker = Tracker.open(Tracking(), tmp_path / "out", "scaling")
+    tracker = Tracker(Tracking(), tmp_path / "out", "scaling")
     assert states() == ["RUNNING", "RUNNING"]
     processes[0].kill()
     assert processes[0].communicate() == ("", "")
@@ -298,7 +296,7 @@ def settings(tmp_path_factory, store_template):
     shutil.copy(store_template, folder / "mlflow.db")
     study = Path(shutil.copytree(DATA / "h200_x4" / "settings", folder / "settings"))
     sync(study)
-    tracker = Tracker.open(Tracking(), folder, "settings")
+    tracker = Tracker(Tracking(), folder, "settings")
     return tracker._client, tracker._client.get_experiment(tracker._experiment)
 
 
@@ -359,7 +357,7 @@ def test_the_view_of_every_committed_study_fits_a_tag():
 
 def content(folder):
     """What a store says of the study `scaling`, without ids and times of processes."""
-    tracker = Tracker.open(Tracking(), folder, "scaling")
+    tracker = Tracker(Tracking(), folder, "scaling")
     process = ("ringside.pid", "ringside.boot", "mlflow.parentRunId", "ringside.host")
     stored = {}
     for run in tracker._client.search_runs([tracker._experiment]):

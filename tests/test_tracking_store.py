@@ -51,7 +51,7 @@ WRONG = "foo://bar mlruns /somewhere file:///somewhere sqlite:/x sqlite:// sqlit
 @pytest.mark.parametrize("uri", ["", *WRONG.split(), "http:x", "http://"])
 def test_a_wrong_uri_is_refused_with_what_is_accepted(tmp_path, uri):
     with pytest.raises(WrongUri, match=r"expected (sqlite:///FILE|http://HOST)"):
-        Tracker.open(Tracking(uri=uri), tmp_path, "scaling")
+        Tracker(Tracking(uri=uri), tmp_path, "scaling")
 
 
 def test_a_sqlite_path_does_not_follow_the_working_directory(tmp_path, monkeypatch):
@@ -81,7 +81,7 @@ def refused(tracking, folder, within_s=5):
     """The sentence with which a store is given up, known soon."""
     began = time.monotonic()
     with pytest.raises(TrackingUnavailable) as caught:
-        Tracker.open(tracking, folder, "scaling")
+        Tracker(tracking, folder, "scaling")
     assert time.monotonic() - began < within_s
     sentence = str(caught.value)
     assert "\n" not in sentence and SECRET not in sentence and "Traceback" not in sentence
@@ -89,7 +89,7 @@ def refused(tracking, folder, within_s=5):
 
 
 def test_a_locked_store_is_given_up_and_written_later(output_dir, monkeypatch, capfd):
-    tracker = Tracker.open(Tracking(), output_dir, "scaling")
+    tracker = Tracker(Tracking(), output_dir, "scaling")
     monkeypatch.setattr(store, "LOCK_WAIT_S", 0.5)
     record = tracked_record(1)
     folder = CellFolder(tracked_folder(output_dir / "scaling", record))
@@ -162,7 +162,7 @@ def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
 
 
 def test_what_vanished_is_not_made_anew_and_what_was_deleted_is_named(output_dir):
-    tracker = Tracker.open(Tracking(), output_dir, "scaling")
+    tracker = Tracker(Tracking(), output_dir, "scaling")
     tracker._client.delete_experiment(tracker._experiment)
     assert "restore it" in refused(Tracking(), output_dir)
     (output_dir / "mlflow.db").unlink()

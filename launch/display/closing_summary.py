@@ -76,10 +76,8 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
         )
     rest = []
     for index, entry in enumerate(planned.cells):
-        mark = ""
-        if index in done:
-            mark = " (done before)"
-        else:
+        mark = " (done before)" if index in done else ""
+        if not mark:
             rest.append(entry)
         console.print(f"{index + 1:4d}  {entry.name}{mark}", markup=False)
     if planned.cells and planned.cells[-1].drift:
@@ -120,9 +118,7 @@ def print_summary(
         for line in few_lines(failure.log_tail, LOG_LINES):
             console.print(f"    {line}", markup=False, style="dim")
         folder = study.folder_of(record)
-        log = folder.agent_log
-        if failure.rank is not None:
-            log = folder.rank_log(failure.rank)
+        log = folder.agent_log if failure.rank is None else folder.rank_log(failure.rank)
         if log.exists():
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
     console.print()
@@ -257,9 +253,8 @@ def _doubt(runs: Runs) -> Text:
     suspects = [run for run in runs.records if is_suspect(run)]
     if not suspects:
         return Text("✓", STYLES["valid"])
-    some = "suspect"
-    if len(suspects) < len(runs.records):
-        some = f"{len(suspects)} of {len(runs.records)} suspect"
+    all_suspect = len(suspects) == len(runs.records)
+    some = "suspect" if all_suspect else f"{len(suspects)} of {len(runs.records)} suspect"
     return Text(f"{some}: {', '.join(runs.doubts)}", STYLES["suspect"])
 
 
@@ -283,23 +278,11 @@ def exit_status(
     """
     if stopped:
         return 130
-    if records and all(record.validity.verdict == "invalid" for record in records):
+    invalid = sum(record.validity.verdict == "invalid" for record in records)
+    has_failed = any(record.state != "finished" for record in records)
+    if missing or has_failed or (invalid and (strict or invalid == len(records))):
         return 1
-    for record in records:
-        if record.state != "finished" or (strict and record.validity.verdict == "invalid"):
-            return 1
-    if missing:
-        return 1
-    if locked:
-        return MEASURED_ELSEWHERE
-    return 0
-
-
-def locked_cells_note(locked: int) -> str:
-    """Return the sentence for cells that other launchers measure."""
-    runs = count(locked, "run of this sweep is", "runs of this sweep are")
-    runs += " measured by other launchers"
-    return f"{runs}, and wait=false does not wait for them (exit status {MEASURED_ELSEWHERE})"
+    return MEASURED_ELSEWHERE if locked else 0
 
 
 def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:

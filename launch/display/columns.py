@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from rich.cells import cell_len
-from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -69,9 +68,7 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
         varied |= options
     for name in varied:
         if name not in RENAMED and not name.startswith(NCCL):
-            column = name.rpartition(".")[2]
-            if column == "run":
-                column = "script"
+            column = "script" if name.endswith(".run") else name.rpartition(".")[2]
             columns[column] = [options.get(name, ABSENT) for options in differences]
     if has_repeats:
         columns["repeat"] = repeats
@@ -122,9 +119,7 @@ def verdict(record: Record | None) -> str:
         return verdict_words(record).replace(validity.verdict, codes, 1)
     if failure is None or failure.cause == record.state:
         return ""
-    if failure.rank is None:
-        return failure.cause
-    return f"{failure.cause}, rank {failure.rank}"
+    return failure.cause if failure.rank is None else f"{failure.cause}, rank {failure.rank}"
 
 
 def fitted_table(
@@ -150,12 +145,10 @@ def fitted_table(
     for name in columns:
         if name in cut:
             widths[name] = min(LEAST_WIDTH, widths[name])
-        justify: JustifyMethod = "left"
-        if name in COLUMNS and name != TRANSPORT:
-            justify = "right"
+        is_number = name in COLUMNS and name != TRANSPORT
         table.add_column(
             Text(titles[name], no_wrap=True, overflow="ellipsis"),
-            justify=justify,
+            justify="right" if is_number else "left",
             no_wrap=name not in cut,
             overflow="ellipsis",
             min_width=widths[name],

@@ -7,15 +7,13 @@ import io
 import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.console import SafeConsole
 from analysis.findings.communication import SeveralRecords
 from analysis.report import cell_numbers
 from analysis.report.cell_numbers import COLUMNS
@@ -74,15 +72,13 @@ class Screen:
         self,
         cells: list[PlannedCell],
         study_records: Sequence[Record],
-        console: Console | None = None,
+        console: Console,
         other_studies: Scatters | None = None,
     ) -> None:
         """`study_records` are from before; `other_studies` is what they showed of the scatter."""
-        self.console = console or SafeConsole()
+        self.console = console
         self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._width = UNLIMITED
-        if self._in_place:
-            self._width = self.console.width
+        self._width = self.console.width if self._in_place else UNLIMITED
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -112,12 +108,7 @@ class Screen:
             self._live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         """Draw every cell that was begun a last time, and stop."""
         self._running, self._is_last = {}, True
         if self._is_stale:
@@ -125,7 +116,7 @@ class Screen:
         if self._live:
             # The closing summary has a line for each configuration.
             self._live.transient = kind is None and {*self.states} <= {"finished", "done before"}
-            self._live.__exit__(kind, error, trace)
+            self._live.__exit__(kind, *error)
             return
         for line in self._lines_below(self._number_columns()):
             self.console.print(line)
@@ -250,7 +241,11 @@ class Screen:
             if record and record.state == "finished":
                 style = STYLES.get(record.validity.verdict, "")
             columns[VALIDITY].append(Text(verdict(record), style))
-        table = self._table(columns)
+        titles = {}
+        for name in columns:
+            titles[name] = cell_numbers.heading(name, self._things, self._unit)
+        cut = [VALIDITY, *(name for name in self._request if name != GPUS)]
+        table = fitted_table(columns, titles, self._width, cut)  # less what has no room
         lines = self._lines_below(columns)
         if len(rows) < len(self.cells) and not self._is_last:
             lines[-1] += f", rows {rows[0] + 1}–{rows[-1] + 1}"
@@ -264,14 +259,6 @@ class Screen:
         for line in lines:  # cut and not wrapped: the table keeps its place
             group.renderables.append(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
         return group
-
-    def _table(self, columns: dict[str, list[Text]]) -> Table:
-        """Return the table, and remove from `columns` what has no room."""
-        titles = {}
-        for name in columns:
-            titles[name] = cell_numbers.heading(name, self._things, self._unit)
-        cut = [VALIDITY, *(name for name in self._request if name != GPUS)]
-        return fitted_table(columns, titles, self._width, cut)
 
     def _state(self, index: int) -> Text:
         state = self.states[index]
@@ -293,7 +280,7 @@ class Screen:
 
     def _lines_below(self, columns: Collection[str]) -> list[str]:
         """Return what ± and the reference are, where they are shown, and how far the sweep is."""
-        settled = self._settled()
+        settled = len(self.cells) - len(self._unsettled())
         elapsed = duration(time.monotonic() - self._opened_s)
         done = settled
         rest = ""
@@ -316,9 +303,6 @@ class Screen:
         drift = ABOUT_DRIFT if any(planned.drift for planned in self.cells) else ""
         return list(filter(None, (margins, reference, drift, status)))
 
-    def _settled(self) -> int:
-        return len(self.cells) - len(self._unsettled())
-
     def _unsettled(self) -> list[int]:
         return [row for row, state in enumerate(self.states) if state not in SETTLED]
 
@@ -326,8 +310,9 @@ class Screen:
         unsettled = self._unsettled()
         cells = [self.cells[row] for row in unsettled]
         self._estimates_s = [0.0] * len(self.cells)
-        for row, estimate in zip(unsettled, estimates(cells, self._study_records), strict=True):
-            self._estimates_s[row] = estimate.seconds
+        of_cells = estimates(cells, self._study_records)
+        for row, (seconds, _) in zip(unsettled, of_cells, strict=True):
+            self._estimates_s[row] = seconds
 
 
 # An output that measuring outlives: a closed pipe or a lost terminal ends printing only.

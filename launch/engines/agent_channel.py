@@ -26,7 +26,7 @@ from conf.options import Refused, expand_path
 from conf.schema import Engine
 from launch.engines import slurm
 from launch.engines.engine import Lost
-from launch.engines.environment import ROOT
+from launch.machine.facts import ROOT
 from launch.machine.fleet import Host
 
 LONGEST_BUSY_S = 300.0
@@ -310,9 +310,7 @@ def refusing_gone_agents(name: str, status: int | None = None) -> Iterator[None]
     try:
         yield
     except AgentGone as error:
-        needs = ""
-        if status in NOT_RUN:
-            needs = NEEDS
+        needs = NEEDS if status in NOT_RUN else ""
         raise Refused(f"nodes={name}: no agent runs there: {error}{needs}") from None
     except OSError as error:
         raise Refused(f"nodes={name}: its agent could not be started: {error}") from None

@@ -3,6 +3,7 @@
 Supervision keeps the deadlines and names the causes. It knows no process but through a Job.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,13 +35,18 @@ class Job(Protocol):
     """The running processes of one cell on all its hosts."""
 
     def poll(self) -> int | None:
-        """Return the exit status of what started the ranks; None while it runs."""
+        """Return the exit status of what started the ranks; None while it runs.
+
+        Raises OSError: they could not be started, or what they wrote could not be kept here.
+        """
 
     def wait(self, seconds: float) -> None:
         """Wait so long, or less where the end of what started the ranks is told at once."""
+        time.sleep(seconds)
 
     def lost(self) -> Lost | None:
-        """Return the host that is lost; None if none is."""
+        """Return the host that is lost; None if none is, as where there is only this machine."""
+        return None
 
     def process_state(self, number: int, pid: int) -> str:
         """Return what a process does: 'running', 'stopped', …; 'gone' if there is none."""
@@ -55,28 +61,31 @@ class Job(Protocol):
         """End every process within about `grace_s` seconds. Return the ids of survivors."""
 
 
+@dataclass(frozen=True)
+class CellPass:
+    """What the processes of a cell are started for: its timed pass, or one without times."""
+
+    cell: Cell
+    folder: CellFolder  # prepared
+    token: str  # which they carry
+    added: Mapping[str, str]  # variables beside those that the cell asks for
+    profiler: Sequence[str] = ()  # the command before theirs
+    sampled: bool = False  # the machine is sampled around them
+
+
 class CellEngine(Protocol):
     """Starts the processes of cells."""
 
     def open(self, first: Cell) -> None:
         """Begin what takes long before the first cell, which is probably this one."""
+        return
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
+        return None
 
-    def start(
-        self,
-        cell: Cell,
-        folder: CellFolder,
-        token: str,
-        added: Mapping[str, str],
-        profiler: Sequence[str] = (),
-        sampled: bool = False,
-    ) -> Job:
-        """Start the processes of a cell in its prepared folder, under a profiler if one is given.
-
-        They carry `token`, and have the variables that the cell asks for, and `added`. `sampled`
-        has the machine sampled around them.
+    def start(self, cell_pass: CellPass) -> Job:
+        """Start the processes of a cell.
 
         Raises:
             AgentGone: their agent was stopped, or ends just now; the next call starts another.

@@ -17,7 +17,6 @@ from conf.secrets import is_secret
 from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED, recorded_variables
 
-ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = "lo"
 # gloo connects every rank with every other, which takes minutes for many (pytorch/gloo#407). Beyond
 # so many ranks it connects those that speak to each other, when they do.

@@ -25,9 +25,9 @@ from launch.engines.agent_channel import (
     first_lost,
     refusing_gone_agents,
 )
-from launch.engines.engine import Lost
+from launch.engines.engine import CellEngine, CellPass, Job, Lost
 from launch.engines.environment import LOOPBACK, HostEnvironment, cell_variables
-from launch.engines.rendezvous import HostRendezvous, find_rendezvous
+from launch.engines.rendezvous import find_rendezvous
 from launch.machine.fleet import Fleet
 
 BEAT_S = 3.0  # between two signs of life of this launcher
@@ -42,7 +42,7 @@ OF_EACH_HOST = {
 }
 
 
-class HostsEngine:
+class HostsEngine(CellEngine):
     """Has ranks forked by agents on other hosts."""
 
     def __init__(
@@ -56,7 +56,8 @@ class HostsEngine:
         self._joined = dict(joined or {})
         self._hosts: dict[str, RemoteHost] = {}
         self._fleet = Fleet(())
-        self._rendezvous: dict[tuple[str, ...], HostRendezvous] = {}
+        # Of the hosts of a cell: the address where they meet, and each one's interface to it.
+        self._rendezvous: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
         self._closed = threading.Event()
 
     def open_on(self, names: Sequence[str], device: str) -> Fleet:
@@ -92,80 +93,60 @@ class HostsEngine:
         command = agent_command(self._limits, name, self._surrounding)
         return CommandChannel(command, self._surrounding)
 
-    def open(self, first: Cell) -> None:
-        """Do nothing: the agents run since the plan was made."""
-
     def meet(self, cells: Sequence[Cell]) -> None:
         """Find where the hosts of each cell meet, before the first cell. Raises Refused."""
         for cell in cells:
             names = cell.every_host
             if len(names) > 1 and names not in self._rendezvous:
                 channels = {name: self._hosts[name].channel for name in names}
-                address = find_rendezvous(self._fleet.some(names), channels, self._limits)
-                self._rendezvous[names] = address
+                fleet = self._fleet.some(names)
+                self._rendezvous[names] = find_rendezvous(fleet, channels, self._limits)
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
         hosts = [self._hosts[name] for name in cell.every_host]
         lost = first_lost(hosts, self._limits.lost_after_s)
-        if lost is None:
-            return None
-        return lost.sentence
+        return lost.sentence if lost else None
 
-    def start(
-        self,
-        cell: Cell,
-        folder: CellFolder,
-        token: str,
-        added: Mapping[str, str],
-        profiler: Sequence[str] = (),
-        sampled: bool = False,
-    ) -> "HostsJob":
+    def start(self, cell_pass: CellPass) -> Job:
         """Start the processes of a cell on its hosts; they end with it."""
+        cell, folder, token = cell_pass.cell, cell_pass.folder, cell_pass.token
         parts = []
         for index, name in enumerate(cell.every_host):
             numbers = [i for i, process in enumerate(cell.places) if process.host == name]
             parts.append(CellOnHost(self._hosts[name], index, token, folder, numbers))
-        job = HostsJob(cell, token, parts, self._limits.lost_after_s)
+        job = _HostsJob(cell, token, parts, self._limits.lost_after_s)
         for part in parts:  # before anything can be wrong: each says that it has stopped
             part.host.channel.listen(part.take)
         try:
             with contextlib.suppress(AgentGone):  # the job says which host is lost
                 for part in parts:
                     part.host.set_clock(self._limits.lost_after_s)
-                self._run(cell, token, folder, added, sampled, parts)
+                self._run(cell_pass, parts)
         except OSError:
             job.stop(0.0)
             raise
         return job
 
-    def _run(
-        self,
-        cell: Cell,
-        token: str,
-        folder: CellFolder,
-        added: Mapping[str, str],
-        sampled: bool,
-        parts: Sequence["CellOnHost"],
-    ) -> None:
+    def _run(self, cell_pass: CellPass, parts: Sequence["CellOnHost"]) -> None:
         """Have each agent start its processes. Raises AgentGone, OSError."""
+        cell, token = cell_pass.cell, cell_pass.token
         meeting: dict[str, object] = {"hosts": len(parts)}
-        rendezvous = self._rendezvous.get(cell.every_host)
-        if rendezvous:
-            meeting["address"] = rendezvous.address
+        if cell.every_host in self._rendezvous:
+            meeting["address"], _ = self._rendezvous[cell.every_host]
         for part in parts:
             host = self._fleet[part.host.name]
             variables = self.variables(cell, host.name, token)
             uuids = None
-            if sampled:
+            if cell_pass.sampled:
                 uuids = host.machine.uuids(cell.gpus) if part.index < len(cell.hosts) else []
             part.host.channel.send(
                 Command.RUN,
                 cell=token,
                 folder=None,
-                files={"cell.json": folder.cell.read_text(encoding="utf-8")},
+                files={"cell.json": cell_pass.folder.cell.read_text(encoding="utf-8")},
                 asked=cell.to_dict(),
-                environment=variables.with_set({**added, **part.host.clock}).to_dict(),
+                environment=variables.with_set({**cell_pass.added, **part.host.clock}).to_dict(),
                 start=self._limits.start,
                 sampled=uuids,
                 numbers=part.numbers,
@@ -185,9 +166,9 @@ class HostsEngine:
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment on one of its hosts, but its clock."""
         interface = LOOPBACK
-        rendezvous = self._rendezvous.get(cell.every_host)
-        if rendezvous:
-            interface = rendezvous.interfaces[name]
+        if cell.every_host in self._rendezvous:
+            _, interfaces = self._rendezvous[cell.every_host]
+            interface = interfaces[name]
         forbidden = self._fleet.forbidding_multicast(self._surrounding)
         where = HostEnvironment(name, interface, bool(self._limits.interface), forbidden)
         return cell_variables(cell, self._fleet[name].machine, FOLDER, token, where)
@@ -286,7 +267,7 @@ class CellOnHost:
                     data = data[file.write(data) :]
 
 
-class HostsJob:
+class _HostsJob(Job):
     """A job on several hosts, or on another one than this."""
 
     def __init__(
@@ -297,13 +278,7 @@ class HostsJob:
         self._until = 0.0  # how long the other hosts may take when one has failed; monotonic
 
     def poll(self) -> int | None:
-        """Return 0 when all hosts have ended well, another status after a failure; else None.
-
-        Hosts have some time to tell how their ranks ended: one of them may be the first.
-
-        Raises OSError: they could not be started on a host, or what came from there could not be
-        written here.
-        """
+        # Hosts have some time to tell how their ranks ended: one of them may be the first.
         statuses = []
         for part in self._parts:
             if part.error:
@@ -316,25 +291,16 @@ class HostsJob:
             return failed[0]
         if not failed:
             self._until = time.monotonic() + OTHERS_S
-        if None in statuses:
-            return None
-        return 0
-
-    def wait(self, seconds: float) -> None:
-        """Wait so long."""
-        time.sleep(seconds)
+        return None if None in statuses else 0
 
     def lost(self) -> Lost | None:
-        """Return the first host that is lost; None if none is."""
         return first_lost((part.host for part in self._parts), self._lost_after_s)
 
     def process_state(self, number: int, pid: int) -> str:
-        """Return what the agent of its host last said that a process does."""
         host = self._cell.every_host.index(self._cell.places[number].host)
         return self._parts[host].states.get(str(number), "running")
 
     def agent_state(self) -> str:
-        """Return the state of what started the ranks of a host, if one is not as usual."""
         for part in self._parts:
             state = part.states.get("agent", "running")
             if state not in ("running", "sleeping"):
@@ -342,18 +308,14 @@ class HostsJob:
         return "running"
 
     def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
-        """Have processes, by number, write to their logs where each of their threads stands."""
         self._send(Command.STACKS, numbers=list(pids))
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process on every host in reach. Return the ids of survivors."""
         self._send(Command.STOP, grace_s=grace_s)
         deadline = time.monotonic() + grace_s + LAST_S
-        waiting = self._not_stopped()
-        while waiting and time.monotonic() < deadline:
+        while self._not_stopped() and time.monotonic() < deadline:
             time.sleep(0.01)
-            waiting = self._not_stopped()
-        for part in waiting:
+        for part in self._not_stopped():
             part.host.is_lost(f"its agent did not end its processes within {LAST_S:g} s", 0.0)
         survivors: list[int] = []
         ends = {}

@@ -29,7 +29,7 @@ from conf.schema import Engine
 from conf.subsets import is_name
 from launch.engines import slurm
 from launch.engines.agent_channel import AGENT
-from launch.engines.environment import ROOT
+from launch.machine.facts import ROOT
 
 NODES = "RINGSIDE_NODES"  # the names of the job's nodes, for the plan
 JOB_TOKEN = "RINGSIDE_JOB_TOKEN"  # the variable with the secret of a job
@@ -121,9 +121,7 @@ def place(environment: Mapping[str, str], engine: Engine) -> Place:
     rank, size = _number(environment, platform.rank), _number(environment, platform.size)
     local_rank = _number(environment, platform.local_rank)
     per_node = max(1, _number(environment, platform.local_size))
-    nodes = size
-    if platform.name == "mpirun":  # it counts processes
-        nodes = size // per_node
+    nodes = size // per_node if platform.name == "mpirun" else size  # mpirun counts processes
     address = (environment.get(platform.address) or environment.get("MASTER_ADDR", "")).split()
     if not address and platform.job == slurm.JOB:
         address = [*slurm.host_names(environment)]

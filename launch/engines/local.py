@@ -14,37 +14,32 @@ from benchmarks.agent.processes import Variables, merged
 from benchmarks.agent.protocol import Command, Event
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, safe_files
+from conf import schema
 from conf.cell import Cell
 from conf.host import NO_TOKEN, TOKEN
 from launch.engines.agent_channel import AGENT, AgentGone, CommandChannel
+from launch.engines.engine import CellEngine, CellPass, Job
 from launch.engines.environment import (
     FOREIGN,
-    ROOT,
     cell_process_command,
     cell_variables,
     common_variables,
     scrubbed,
 )
 from launch.machine.devices import Machine
+from launch.machine.facts import ROOT
 
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
 STUCK = ("stopped", "tracing-stop", "disk-sleep")
 
 
-class LocalEngine:
+class LocalEngine(CellEngine):
     """Has ranks forked by an agent on this machine."""
 
     def __init__(
-        self,
-        machine: Machine,
-        surrounding: Mapping[str, str],
-        start_method: str,
-        profiler_grace_s: float,
+        self, machine: Machine, surrounding: Mapping[str, str], limits: schema.Engine
     ) -> None:
-        """`start_method` is `engine.start`; `profiler_grace_s` is for a report to be written."""
-        self._machine, self._surrounding = machine, surrounding
-        self._start_method = start_method
-        self._profiler_grace_s = profiler_grace_s
+        self._machine, self._surrounding, self._limits = machine, surrounding, limits
         self._agent: CommandChannel | None = None
 
     def open(self, first: Cell) -> None:
@@ -63,28 +58,21 @@ class LocalEngine:
                 self._agent.send(Command.PREPARE, asked=first.to_dict())
         return self._agent
 
-    def start(
-        self,
-        cell: Cell,
-        folder: CellFolder,
-        token: str,
-        added: Mapping[str, str],
-        profiler: Sequence[str] = (),
-        sampled: bool = False,
-    ) -> "ServedJob | ProfiledJob":
+    def start(self, cell_pass: CellPass) -> Job:
         """Start the processes of a cell. A profiler follows new programs, not forks."""
-        variables = cell_variables(cell, self._machine, folder, token).with_set(added)
-        if profiler:
-            command = [*profiler, *cell_process_command(folder, cell, "exec")]
+        cell, folder, token = cell_pass.cell, cell_pass.folder, cell_pass.token
+        variables = cell_variables(cell, self._machine, folder, token).with_set(cell_pass.added)
+        if cell_pass.profiler:
+            command = [*cell_pass.profiler, *cell_process_command(folder, cell, "exec")]
             # The report of nsys contains its environment.
             environment = scrubbed(merged(variables, self._surrounding), cell.runs_script)
-            return ProfiledJob(command, folder, token, environment, self._profiler_grace_s)
+            return _ProfiledJob(command, folder, token, environment, self._limits.stop_grace_s)
         if self._agent and processes.state(self._agent.pid) == "stopped":
             self.close()
             raise AgentGone("the agent that starts ranks was stopped (SIGSTOP) between two runs")
-        job = ServedJob(token)
+        job = _ServedJob(token)
         with contextlib.ExitStack() as sampling:
-            if sampled:
+            if cell_pass.sampled:
                 uuids = self._machine.uuids(cell.gpus)
                 sampling.enter_context(Sampler(folder, uuids, token))
             job.agent = self._begin(cell)
@@ -96,14 +84,11 @@ class LocalEngine:
                 asked=cell.to_dict(),
                 environment=variables.to_dict(),
                 numbers=list(range(len(cell.places))),
-                start=self._start_method,
+                start=self._limits.start,
                 meeting={},
             )
             job.at_end = sampling.pop_all()
         return job
-
-    def lost(self, cell: Cell) -> None:
-        """Return that no host is lost."""
 
     def close(self) -> None:
         """End the agent."""
@@ -112,23 +97,16 @@ class LocalEngine:
             self._agent = None
 
 
-class _LocalJob:
+class _LocalJob(Job):
     """Processes of this machine whose environment holds the token of a cell."""
 
     def __init__(self, token: str) -> None:
         self._token = token
 
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def lost(self) -> None:
-        """Return that no host is lost: this machine is here."""
-
     def process_state(self, number: int, pid: int) -> str:
         return processes.state(pid)
 
     def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
-        """Have ranks write to their logs where each of their threads stands."""
         processes.ask_for_stacks(self._token, list(pids.values()))
 
     def stop(self, grace_s: float) -> list[int]:
@@ -137,7 +115,7 @@ class _LocalJob:
         return survivors
 
 
-class ServedJob(_LocalJob):
+class _ServedJob(_LocalJob):
     """A job whose processes the agent of this machine has forked."""
 
     agent: CommandChannel  # set before it is asked to start them
@@ -164,42 +142,32 @@ class ServedJob(_LocalJob):
             self._settled.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until the agent tells how the processes ended."""
         self._settled.wait(seconds)
 
     def poll(self) -> int | None:
-        """Return the exit status of what started the ranks, or of an agent that ended; else None.
-
-        Raises OSError: the ranks could not be started.
-        """
         if self._why:
             raise OSError(self._why)
-        if self._status is None:
-            return self.agent.ended()
-        return self._status
+        return self.agent.ended() if self._status is None else self._status
 
     def agent_state(self) -> str:
-        """Return what the process does that started the ranks, or an agent that is stuck."""
         state = processes.state(self.agent.pid)
         if state in STUCK or self._pid is None:
             return state
         return processes.state(self._pid)
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process. Return the ids of those that survive SIGKILL."""
         survivors = super().stop(grace_s)
         deadline = time.monotonic() + LAST_WAIT_S
-        while not self._settled.is_set() and self.agent.ended() is None:
+        while not self._settled.wait(0.005) and self.agent.ended() is None:
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.005)
         if self._status is None:  # the next cell gets another agent
             self.agent.close()
         self.at_end.close()
         return survivors
 
 
-class ProfiledJob(_LocalJob):
+class _ProfiledJob(_LocalJob):
     """A job that a profiler starts."""
 
     def __init__(
@@ -224,18 +192,13 @@ class ProfiledJob(_LocalJob):
             )
 
     def poll(self) -> int | None:
-        """Return the exit status of the profiler; None while it runs."""
         return self._process.poll()
 
     def agent_state(self) -> str:
-        """Return what the kernel says that the profiler does."""
         return processes.state(self._process.pid)
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process and remove shared memory. Return the ids of survivors.
-
-        The profiler is asked first and alone: its report is lost if it is killed.
-        """
+        # The profiler is asked first and alone: its report is lost if it is killed.
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -23,7 +23,7 @@ from benchmarks.record.safe_text import one_line
 from conf.options import Refused, expand_path
 from conf.schema import Config
 from conf.subsets import COUNT, is_name
-from launch.engines.environment import ROOT
+from launch.machine.facts import ROOT
 
 ANSWER_S = 20.0  # that a question to Slurm may take; a controller that restarts can need several
 JOB, NODES, CORES = "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
@@ -111,9 +111,7 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
         match = re.search(r"\bEndTime=(\S+)", answer)
         if match:
             end = match[1]
-    if not end.isdecimal():
-        return None
-    return float(end) - time.time()
+    return float(end) - time.time() if end.isdecimal() else None
 
 
 def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:

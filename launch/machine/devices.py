@@ -6,7 +6,6 @@ import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from conf.host import usable_cores
 from conf.options import Refused
@@ -15,26 +14,13 @@ from conf.subsets import BUS_ID, CPU_SLOTS
 MIB = 1 << 20
 
 
-class ResourceLimit(NamedTuple):
-    """A limit of the kernel, and the least that a cell needs."""
-
-    kind: int
-    least: int
-    unit: int  # bytes, or 1
-    words: str  # what it limits, in that unit
-
-
 # Limits of the kernel that the processes of a cell inherit; torch would wait for minutes under one
 # that is too small, or die without a word. torch alone has 3.4 GB of addresses, the store of MLflow
-# 1 MB.
+# 1 MB. By command: (which, the least that a cell needs, its unit, what it limits in that unit).
 LIMITS = {
-    "ulimit -n": ResourceLimit(
-        resource.RLIMIT_NOFILE, 128, 1, "files that a process may have open"
-    ),
-    "ulimit -v": ResourceLimit(
-        resource.RLIMIT_AS, 4096 * MIB, 1024, "KiB of addresses that a process may have"
-    ),
-    "ulimit -f": ResourceLimit(resource.RLIMIT_FSIZE, 4 * MIB, 1024, "KiB that a file may have"),
+    "ulimit -n": (resource.RLIMIT_NOFILE, 128, 1, "files that a process may have open"),
+    "ulimit -v": (resource.RLIMIT_AS, 4096 * MIB, 1024, "KiB of addresses that a process may have"),
+    "ulimit -f": (resource.RLIMIT_FSIZE, 4 * MIB, 1024, "KiB that a file may have"),
 }
 
 
@@ -91,10 +77,11 @@ class Machine:
             if BUS_ID.fullmatch(text) and device.bus_id and _bus(device.bus_id) == _bus(text):
                 return device
         ids = ", ".join([str(device.id) for device in self.devices])
-        sentence = f"this machine has no GPU {text}; it has {ids}"
         if self.kind == "cpu":
-            sentence = f"there is no CPU worker {text}; this machine has {ids} and uses no GPU"
-        raise Refused(f"gpus={typed}: {sentence}")
+            why = f"there is no CPU worker {text}; this machine has {ids} and uses no GPU"
+        else:
+            why = f"this machine has no GPU {text}; it has {ids}"
+        raise Refused(f"gpus={typed}: {why}")
 
 
 def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
@@ -153,18 +140,11 @@ def read_gpu(index: int) -> Device:
         memory_bytes = None
     return Device(
         index,
-        nvml_text(pynvml.nvmlDeviceGetUUID(handle)),
-        nvml_text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
-        nvml_text(pynvml.nvmlDeviceGetName(handle)),
+        pynvml.nvmlDeviceGetUUID(handle),
+        pynvml.nvmlDeviceGetPciInfo(handle).busId.lower(),
+        pynvml.nvmlDeviceGetName(handle),
         memory_bytes,
     )
-
-
-def nvml_text(value: str | bytes) -> str:
-    """Return a text of NVML, which older versions of nvidia-ml-py return as bytes."""
-    if isinstance(value, bytes):
-        return value.decode()
-    return value
 
 
 def _bus(text: str) -> tuple[int, ...]:
@@ -179,9 +159,7 @@ def _bus(text: str) -> tuple[int, ...]:
 def torch_version() -> str:
     """Return `torch.__version__` from torch's files; '' where it cannot be told."""
     match = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", _torch_version_file(), re.MULTILINE)
-    if match is None:
-        return ""
-    return match[1]
+    return match[1] if match else ""
 
 
 def _torch_version_file() -> str:
@@ -198,18 +176,11 @@ def _torch_version_file() -> str:
 def too_small() -> list[str]:
     """Return a sentence for each limit that is too small for any cell."""
     sentences = []
-    for command, limit in LIMITS.items():
-        value, _ = resource.getrlimit(limit.kind)
-        if value != resource.RLIM_INFINITY and value < limit.least:
+    for command, (kind, least, unit, words) in LIMITS.items():
+        value, _ = resource.getrlimit(kind)
+        if value != resource.RLIM_INFINITY and value < least:
             sentences.append(
-                f"{command} is {value // limit.unit} here ({limit.words}), too little for the "
-                f"processes of a run; expected {limit.least // limit.unit} or more, or "
-                "unlimited"
+                f"{command} is {value // unit} here ({words}), too little for the processes of a "
+                f"run; expected {least // unit} or more, or unlimited"
             )
     return sentences
-
-
-def refuse_small_limits() -> None:
-    """Refuse to start any cell under a limit that is too small. Raises Refused."""
-    for sentence in too_small():
-        raise Refused(sentence)

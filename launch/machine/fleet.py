@@ -258,7 +258,4 @@ def _difference(what: str, values: Mapping[str, str]) -> str:
 
 
 def _have(names: list[str]) -> str:
-    verb = "has"
-    if len(names) > 1:
-        verb = "have"
-    return f"{join_words(names, MOST_NAMES)} {verb}"
+    return f"{join_words(names, MOST_NAMES)} {'have' if len(names) > 1 else 'has'}"

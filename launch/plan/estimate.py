@@ -11,7 +11,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
@@ -46,18 +45,10 @@ DEPENDS_ON = (*SAME_WORK, *SAME_PLACE, "batch_size", "profiler")
 RESERVE_S = 60.0
 
 
-@dataclass(frozen=True)
-class TimeEstimate:
-    """How long a cell will take, and whether the same model was measured in the study."""
-
-    seconds: float
-    measured: bool
-
-
 def estimates(
     cells: Sequence[PlannedCell], records: Sequence[Record], begun: bool = True
-) -> list[TimeEstimate]:
-    """Return the estimate of each cell of a sweep, in their order; similar cells share one.
+) -> list[tuple[float, bool]]:
+    """Return (seconds, whether the same model was measured in the study) for each cell of a sweep.
 
     `records` are records of the same study. `begun`: cells of this sweep ran already.
     """
@@ -76,7 +67,7 @@ def estimates(
         sweeps.add(record.sweep_id)
         compiled.add(cell.graph)
     cached = {record.cell.graph for record in records if record.state == "finished"}
-    by_text: dict[str, TimeEstimate] = {}
+    by_text: dict[str, tuple[float, bool]] = {}  # similar cells share an estimate
     result = []
     for planned in cells:
         cell = planned.cell
@@ -88,7 +79,7 @@ def estimates(
             seconds = rule_of_thumb(cell, not begun, cached)
             if latest:
                 seconds *= median(latest)
-            by_text[text] = TimeEstimate(seconds, bool(latest))
+            by_text[text] = seconds, bool(latest)
         result.append(by_text[text])
         begun = True
         cached.add(cell.graph)
@@ -104,15 +95,17 @@ def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:
 
     `2 runs, about 40 s (rough estimate)`; `records` are records of the same study.
     """
-    times = estimates(cells, records, begun=False)
-    seconds = sum(time.seconds for time in times)
-    unmeasured = sum(not time.measured for time in times)
+    total_s = 0.0
+    unmeasured = 0
+    for seconds, is_measured in estimates(cells, records, begun=False):
+        total_s += seconds
+        unmeasured += not is_measured
     basis = "based on earlier runs of this model"
-    if unmeasured == len(times):
+    if unmeasured == len(cells):
         basis = "rough estimate"
     elif unmeasured:
         basis += f"; a rough estimate for {unmeasured}"
-    return f"{count(len(times), 'run')}, about {duration(seconds)} ({basis})"
+    return f"{count(len(cells), 'run')}, about {duration(total_s)} ({basis})"
 
 
 def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ()) -> float:
@@ -124,9 +117,7 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     # What fails ends no sweep, as of a damaged record, or of a benchmark of another installation.
     with contextlib.suppress(Refused, TypeError, ValueError, LookupError, ArithmeticError):
         rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
-        by_rule = math.inf
-        if rule:
-            by_rule = float(call_dotted(rule, cell))
+        by_rule = float(call_dotted(rule, cell)) if rule else math.inf
         if 0 <= by_rule < math.inf:
             seconds = by_rule
     seconds += START_SECONDS[cell.device]
@@ -135,9 +126,7 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     if cell.servers:
         seconds += SERVERS_SECONDS
     if cell.compiled:
-        graph = "new"
-        if cell.graph in cached:
-            graph = "cached"
+        graph = "cached" if cell.graph in cached else "new"
         seconds += COMPILE_SECONDS[cell.device][graph]
     if cell.profiler != "none":
         seconds += TRACE_SECONDS[cell.device]
@@ -149,9 +138,7 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
-    if minutes:
-        return f"{minutes} min {rest:02d} s"
-    return f"{rest} s"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def does_not_fit(
@@ -164,7 +151,7 @@ def does_not_fit(
     if engine.name != "slurm":
         return ""
     left_s = slurm.time_left_s(surrounding)
-    needed_s = estimates([cell], records)[0].seconds
+    needed_s, _ = estimates([cell], records)[0]
     if left_s is None or needed_s + RESERVE_S <= left_s:
         return ""
     return (

@@ -21,7 +21,6 @@ from conf.subsets import GPU_WORD, GPUS, PLAIN_WORDS, expand, host_sets, is_name
 from launch.engines import inside_job, slurm
 from launch.engines.slurm import hosts_of_job
 from launch.machine.devices import Device, Machine
-from launch.machine.fleet import Fleet
 from launch.plan.refusals import refuse_one_host_only
 
 
@@ -30,18 +29,8 @@ class PlannedHost:
     """A host as a plan sees it: its devices, and the text of its topology where it was asked for
     it."""
 
-    name: str
     machine: Machine
     topology: str | None = None  # None: this machine's, or that of a file
-
-
-def planned_hosts(fleet: Fleet) -> dict[str, PlannedHost]:
-    """Return hosts that were asked what they have, by name."""
-    hosts = {}
-    for host in fleet:
-        topology = str(host.facts.get("topology", ""))
-        hosts[host.name] = PlannedHost(host.name, host.machine, topology)
-    return hosts
 
 
 def machine_of_topology(config: Config) -> Machine:
@@ -80,9 +69,7 @@ def subsets(
 def _by_link(config: Config, machine: Machine, topology_text: str | None) -> list[tuple[int, ...]]:
     """Return what a word by link means; `classes` starts with one GPU alone, the baseline."""
     word, _, digits = config.gpus[0].partition(":")
-    size = None
-    if digits:
-        size = int(digits)
+    size = int(digits) if digits else None
     all_gpus = machine.all_gpus
     if size is not None and not 1 <= size <= len(all_gpus):
         raise Refused(
@@ -189,9 +176,7 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     for name in server_hosts:
         if name in names or _listed(first, surroundings) is None:
             continue
-        where = "this job"
-        if first.hosts:
-            where = f"hosts={first.hosts}"
+        where = f"hosts={first.hosts}" if first.hosts else "this job"
         raise Refused(
             f"strategy.{SERVER_NODES}={'+'.join(server_hosts)}: host {name} is not in {where}; "
             "expected auto and hosts that are"

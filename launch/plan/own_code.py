@@ -16,7 +16,7 @@ from conf import groups
 from conf.cell import SAMPLES, Cell
 from conf.options import Refused
 from conf.targets import locate, source_file, split
-from launch.engines.environment import ROOT
+from launch.machine.facts import ROOT
 
 STRATEGY, OWN_MODEL = "trainers.strategy.Strategy", "trainers.batches.OwnModel"
 EVERY_MODEL = ("classes", "channels")

@@ -3,30 +3,31 @@ is started."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from analysis.findings.baselines import control_cells
 from analysis.study.names import with_what_differs
 from analysis.study.noise_floor import of_other_studies
 from analysis.text import count
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, read_study
 from benchmarks.record.safe_text import one_line
 from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
-from conf.question import Question, asked_question
+from conf.question import FASTEST, GAINS, RATES, SCALES, Question, asked_question
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config, Request
 from conf.subsets import by_link, shown
-from launch.machine.devices import Machine, look, refuse_small_limits
+from launch.machine.devices import Machine, look, too_small
 from launch.machine.fleet import Fleet
 from launch.nsys import Nsys, find
 from launch.plan import rehearsal
+from launch.plan.estimate import duration, estimates
 from launch.plan.expand import (
     PlannedHost,
     host_names,
     machine_of_topology,
     placements,
-    planned_hosts,
     subsets,
     wanted_hosts,
 )
@@ -40,14 +41,13 @@ from launch.plan.order import (
     without_unused_nccl,
 )
 from launch.plan.refusals import (
+    SWEEP_REFUSALS,
     ExpandedSweep,
     refuse_links,
     refuse_outputs,
     refuse_requests,
     refuse_several_values,
-    refuse_sweep,
 )
-from launch.plan.refuse_question import refuse_question
 from launch.study.study_folder import study_folder
 
 LONGEST = 40  # characters of a value of the environment
@@ -82,15 +82,19 @@ def plan(
             requests = [*requests, Request(config, [])]
     configs, notices = refuse_wrong_options(requests)
     if not is_for_another_machine:
-        refuse_small_limits()
+        for sentence in too_small():
+            raise Refused(sentence)
     if first.topology is not None:
         machine_of_topology(first)  # also where only gpus=classes would read the file
     configs, nsys, nsys_missing = with_profilers(configs, surroundings)
 
     if first.rehearse is not False and any(config.nodes for config in configs):
         raise Refused(f"rehearse={first.rehearse}: works on this machine only, without nodes=")
+    hosts = {}
     if fleet is not None:
-        hosts, machine = planned_hosts(fleet), fleet.hosts[0].machine
+        machine = fleet.hosts[0].machine
+        for host in fleet:
+            hosts[host.name] = PlannedHost(host.machine, str(host.facts.get("topology", "")))
     else:
         like = "this machine"
         if is_for_another_machine:
@@ -101,19 +105,17 @@ def plan(
                 wanted = machine if first.topology is None else machine_of_topology(first)
                 machine = rehearsal.machine_of(first, machine, wanted.all_gpus)
         names = wanted_hosts(configs, surroundings)
-        hosts = {name: PlannedHost(name, machine) for name in names}
+        hosts = dict.fromkeys(names, PlannedHost(machine))
         if hosts:
-            verb = "are"
-            if len(names) == 1:
-                verb = "is"
+            verb = "is" if len(names) == 1 else "are"
             notices.append(
                 f"no host was contacted: {shown(names)} {verb} assumed to have the GPUs and links "
                 f"of {like}"
             )
     cells = _expand(configs, machine, hosts, surroundings)
-    refuse_sweep(
-        ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
-    )
+    sweep = ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
+    for refuse in SWEEP_REFUSALS:
+        refuse(sweep)
 
     used = without_unused_nccl(cells)
     unique = with_what_differs(one_per_cpu_cell(unique_cells(used)))
@@ -167,6 +169,63 @@ def plan(
         )
     order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
     return Plan(first, machine, order, list(dict.fromkeys(notices)), nsys)
+
+
+def refuse_question(
+    question: Question, config: Config, cells: Sequence[Cell], folder: Path
+) -> None:
+    """Refuse a question that these candidates cannot answer; `folder` is the study's.
+
+    Raises:
+        Refused: one candidate, repeats that are asked for too, numbers of GPUs that do not fit the
+            question, or a budget that is too short for one run of each.
+    """
+    ask = f"ask={question.kind}"
+    if config.repeats > 1 or config.noise_pairs not in ("auto", 0):
+        raise Refused(
+            f"{ask} repeats={config.repeats} noise_pairs={config.noise_pairs}: a question chooses "
+            "what runs again; expected neither repeats nor noise_pairs beside it"
+        )
+    if config.waterfall:
+        raise Refused(f"{ask} waterfall=true: control runs are not candidates; leave one out")
+    first, last = cells[0], cells[-1]
+    exchanges = first.strategy != last.strategy or not first.trains
+    if question.kind == GAINS and first.world_size < 2 and exchanges:
+        raise Refused(
+            f"{ask} gpus={','.join(config.gpus)}: a GPU or worker alone exchanges nothing; "
+            "expected two or more, as in gpus=0,1"
+        )
+    if question.kind == GAINS and first.device == "cpu" and not first.trains:
+        raise Refused(
+            f"{ask} nccl=…: CPU workers use gloo, which has no settings of NCCL; expected GPUs"
+        )
+    if len(cells) < 2:
+        raise Refused(
+            f"{ask}: there is one candidate, {cells[0].name}; expected two or more, as in "
+            "strategy=nccl_allreduce,kvstore_device"
+        )
+    sizes = [cell.world_size for cell in cells]
+    if question.kind == SCALES:
+        alike = {replace(cell, gpus=(0,), labels=()).key for cell in cells}
+        if len(set(sizes)) < len(cells) or len(alike) > 1:
+            raise Refused(
+                f"{ask}: candidates differ in more than their number of GPUs; expected one of each "
+                "number, as in gpus=scale"
+            )
+    elif question.kind in (FASTEST, GAINS) and len(set(sizes)) > 1 and question.rate is None:
+        raise Refused(
+            f"{ask}: candidates run on {min(sizes)} to {max(sizes)} GPUs or workers; expected "
+            f"rate={' or rate='.join(RATES)}, to say which rate counts"
+        )
+    if question.budget_s is not None:
+        records, _ = read_study(folder)
+        planned = list(map(PlannedCell, cells))
+        once_s = sum(seconds for seconds, _ in estimates(planned, records))
+        if once_s > question.budget_s:
+            raise Refused(
+                f"budget={config.budget}: expected {duration(once_s)} or more, which one run of "
+                f"each of {len(cells)} candidates takes"
+            )
 
 
 def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]:
@@ -228,9 +287,8 @@ def with_profilers(
     chosen = []
     for config in configs:
         if config.profiler["name"] == "auto":
-            name = "torch"
-            if nsys and not config.nodes and config.benchmark["name"] != "script":
-                name = "nsys"
+            takes_nsys = nsys and not config.nodes and config.benchmark["name"] != "script"
+            name = "nsys" if takes_nsys else "torch"
             config = replace(config, profiler=config.profiler | {"name": name})
         chosen.append(config)
     return chosen, nsys, missing
@@ -255,9 +313,7 @@ def _expand(
         else:
             placed = [((), subset) for subset in subsets(config, machine)]
         for on, subset in placed:
-            kind = machine.kind
-            if on:
-                kind = hosts[on[0]].machine.kind
+            kind = hosts[on[0]].machine.kind if on else machine.kind
             cell = resolve(config, subset, kind, hosts=on, all_gpus=all_gpus)
             if config.waterfall:
                 cells += [labelled(control, config) for control in control_cells(cell)]
@@ -305,9 +361,8 @@ def _about_cpu_workers(
             "strategy.server_gpus has no effect on CPU workers: servers keep weights in host "
             "memory there"
         )
-    why = f"no NVIDIA GPU found ({machine.why.partition(' (')[0]})"
-    if machine.why.startswith("device="):
-        why = machine.why
+    absent = f"no NVIDIA GPU found ({machine.why.partition(' (')[0]})"
+    why = machine.why if machine.why.startswith("device=") else absent
     workers = count(most, "CPU worker")
     where = f"running on {workers}{on_hosts} (gloo, small images)"
     yield f"{why}: {where}. These numbers say nothing about GPUs."

@@ -161,38 +161,28 @@ class StudyReport:
         """Write it, and open it if asked; return its page, None without one, and its finding."""
         if not self.wanted:
             return None, ()
-        page, finding = write_report(self._study_folder, self._note, self._option)
+        try:
+            with gc_paused():
+                from analysis.report.build import examine  # a second to import
+                from analysis.report.figure import ON_PAGE, WIDTHS_IN
+                from analysis.report.report_files import write
+
+                width = self._option if self._option in WIDTHS_IN else ON_PAGE
+                content, _ = examine(self._study_folder, width)
+                page = write(content, self._study_folder / REPORT)
+        except Exception as error:
+            # A full disk, a font, a record that nobody thought of: every record is safe already.
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                reason = because(error)
+            later = f"python -m analysis report {quote(str(self._study_folder))}"
+            self._note(f"the report could not be written: {reason}; to write it later: {later}")
+            return None, ()
         # A browser in the terminal would hide the sweep's table.
         desktop = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        if page and self._option == "open" and desktop:
+        if self._option == "open" and desktop:
             webbrowser.open(page.absolute().as_uri())
-        return page, finding
-
-
-def write_report(
-    study_folder: Path, note: Callable[[str], None], option: str = ""
-) -> tuple[Path | None, Sequence[str]]:
-    """Write `<study>/report`; return its page and finding, or None and () and `note` the reason.
-
-    `option` may name the width of figures (analysis.report.figure.WIDTHS_IN).
-    """
-    try:
-        with gc_paused():
-            from analysis.report.build import examine  # a second to import
-            from analysis.report.figure import ON_PAGE, WIDTHS_IN
-            from analysis.report.report_files import write
-
-            width = option if option in WIDTHS_IN else ON_PAGE
-            content, _ = examine(study_folder, width)
-            return write(content, study_folder / REPORT), content.finding
-    except Exception as error:
-        # A full disk, a font, a record that nobody thought of: every record is safe already.
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            reason = because(error)
-        later = f"python -m analysis report {quote(str(study_folder))}"
-        note(f"the report could not be written: {reason}; to write it later: {later}")
-        return None, ()
+        return page, content.finding
 
 
 MODEL = "analysis.prediction.forecast"
@@ -264,9 +254,8 @@ class Forecasts:
                         self._machine = self._study.single(begun).provenance["machine"]
                         with contextlib.suppress(ValueError):  # nothing was measured
                             model.calibration_of(self._study)
-                link_class = None
-                if cell.device == "cuda" or len(cell.hosts) > 1:
-                    link_class = class_between(begun) or None
+                has_links = cell.device == "cuda" or len(cell.hosts) > 1
+                link_class = class_between(begun) or None if has_links else None
                 forecast = model.forecast_before(
                     cell, self._study, self._machine, link_class, self._scores
                 )
@@ -276,19 +265,14 @@ class Forecasts:
 
     def _hold_out(self) -> None:
         """Import the model, and hold out the newest records: few scores give no interval."""
-        measured, self._newest = (
-            self._newest,
-            [],
-        )  # short cells may end faster than a study is held out
+        # Short cells may end faster than a study is held out.
+        measured, self._newest = self._newest, []
         with contextlib.suppress(Exception):  # `before` says why
             model = importlib.import_module(MODEL)
             if measured and (len(measured) < LARGE or self._scores_pace.is_due):
                 with self._scores_pace.making():
                     study = Study.of(measured, scatters=self._scatters)
                     self._scores = model.scores_by_machine(study)
-
-
-NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none
 
 
 def _trained(measured: Sequence[Record]) -> bool:

@@ -30,7 +30,7 @@ from analysis.study.provenance import (
 from benchmarks.agent.processes import Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
-from launch.engines.environment import ROOT, cell_variables, inherited_names
+from launch.engines.environment import cell_variables, inherited_names
 from launch.machine import facts
 from launch.machine.devices import Machine, torch_version
 from launch.machine.fleet import Fleet
@@ -81,17 +81,13 @@ class RunEnvironment:
             sentences = _differences(record, dataclasses.replace(record, environment=around))
         return sentences
 
-    def other_code(self, record: Record) -> bool:
-        """Return whether a record was measured by another version of the code that measures."""
-        return bool(record.environment.get("code") != facts.facts().get("code"))
-
     @functools.cached_property
     def _versions_on_gpus(self) -> dict[str, str]:
         """What a process like the ranks says, as which NCCL is loaded. It takes seconds."""
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.rank.worker"],
-                cwd=ROOT,
+                cwd=facts.ROOT,
                 env=with_absolute_path(self.surrounding),
                 capture_output=True,
                 timeout=VERSIONS_TIMEOUT_S,
@@ -178,14 +174,12 @@ class HostsEnvironment(RunEnvironment):
                 if name in entry and entry[name] == first.get(name):
                     del entry[name]
             variables = merged(self.cell_variables(cell, host.name, ""), host.variables)
-            uuids: list[str] = []
-            if host.name in cell.hosts:
-                uuids = host.machine.uuids(cell.gpus)
+            has_ranks = host.name in cell.hosts
             entry |= {
                 "variables": facts.recorded_variables(variables),
                 INHERITED: inherited_names(variables, cell, host.variables),
                 LEFT_OUT: host.left_out,
-                "planned_uuids": uuids,
+                "planned_uuids": host.machine.uuids(cell.gpus) if has_ranks else [],
                 "versions": host.versions,
                 "interface": variables["GLOO_SOCKET_IFNAME"],
                 "interfaces": [interface.to_dict() for interface in host.interfaces],

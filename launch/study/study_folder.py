@@ -9,7 +9,6 @@ import dataclasses
 import errno
 import os
 import platform
-import re
 import time
 import uuid
 from collections import Counter
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import psutil
@@ -45,7 +44,7 @@ from benchmarks.record.safe_files import NotOurs, because
 from conf.cell import Cell
 from conf.options import Refused, expand_path
 from conf.schema import ValidityLimits
-from launch.machine.facts import boot_id
+from launch.machine import facts
 from launch.study.run_environment import RunEnvironment
 
 MOST_PID = 1 << 22  # Linux gives none above
@@ -58,7 +57,7 @@ class ProcessIdentity:
     """Names one process among all that ever ran: a pid alone is given to other processes later."""
 
     host: str
-    pid: int
+    pid: Annotated[int, msgspec.Meta(gt=0, le=MOST_PID)]
     started: float  # seconds since 1970, as psutil reports it
     boot_id: str  # of the host's kernel; empty where it has none
 
@@ -66,7 +65,7 @@ class ProcessIdentity:
     def own() -> "ProcessIdentity":
         """Return the identity of the calling process."""
         return ProcessIdentity(
-            platform.node(), os.getpid(), psutil.Process().create_time(), boot_id()
+            platform.node(), os.getpid(), psutil.Process().create_time(), facts.boot_id()
         )
 
     @property
@@ -86,17 +85,6 @@ class ProcessIdentity:
             return True
         except psutil.AccessDenied:
             return False
-
-
-def identity_of(content: object) -> ProcessIdentity | None:
-    """Return the identity that a JSON object of a journal holds; None where it holds none."""
-    try:
-        process = msgspec.convert(content, ProcessIdentity, strict=True)
-    except ValueError:
-        return None
-    if not 0 < process.pid <= MOST_PID:
-        return None
-    return process
 
 
 @dataclass(frozen=True)
@@ -141,16 +129,18 @@ def sweep_of(records: Sequence[Record]) -> Sweep:
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # Of a folder of ours: it cannot lead elsewhere.
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+PLAIN_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z"
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
-class _OpenAttempt(NamedTuple):
+@dataclass(frozen=True)
+class _OpenAttempt:
     """What the journal says of an attempt that was begun and has not ended."""
 
-    folder: str  # of the cell
+    token: str
+    cell: Annotated[str, msgspec.Meta(pattern=PLAIN_NAME)]
     process: ProcessIdentity  # of the launcher
-    since: float  # seconds since 1970
+    time: float  # of its begin, in seconds since 1970
 
 
 def study_folder(output_dir: str, name: str) -> Path:
@@ -169,7 +159,7 @@ class StudyFolder:
             return
         try:
             safe_files.make_folder(self.folder)
-            self._folder_id = _id_of(self.folder)
+            self._folder_status = self.folder.stat()
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
             raise Refused(
@@ -187,9 +177,7 @@ class StudyFolder:
                 continue
             codes = record.validity.codes.keys() | record.validity.unchecked.keys()
             profiled = cell.profiler == "none" or PROFILED in codes
-            if record.state == "finished" and profiled:
-                return record
-            return None
+            return record if record.state == "finished" and profiled else None
         return None
 
     def attempts(self, cell: Cell) -> Iterator[Record]:
@@ -221,7 +209,7 @@ class StudyFolder:
     def check_still_mounted(self) -> None:
         """Refuse to write where another folder has the study's path. Raises OSError."""
         try:
-            same = _id_of(self.folder) == self._folder_id
+            same = os.path.samestat(self.folder.stat(), self._folder_status)
         except FileNotFoundError:
             same = False
         if not same:
@@ -242,8 +230,8 @@ class StudyFolder:
     def who_holds(self, cell: Cell) -> str:
         """Return which process measures a cell by the journal, and since when, as a sentence."""
         for attempt in reversed(self._open_attempts().values()):
-            if attempt.folder == cell.folder and not attempt.process.gone:
-                since = time.strftime("%H:%M:%S", time.localtime(attempt.since))
+            if attempt.cell == cell.folder and not attempt.process.gone:
+                since = time.strftime("%H:%M:%S", time.localtime(attempt.time))
                 process = attempt.process
                 return f"process {process.pid} on {process.host} has measured it since {since}"
         return "another launcher holds it"
@@ -279,7 +267,7 @@ class StudyFolder:
         """
         closed = []
         for token, attempt in self._open_attempts().items():
-            folder = CellFolder(self.folder / attempt.folder)
+            folder = CellFolder(self.folder / attempt.cell)
             if not attempt.process.gone or not folder.path.is_dir():
                 continue  # another sweep is measuring it now, or there is nothing to close
             with contextlib.suppress(NotOurs), _lock(folder) as ours:
@@ -290,22 +278,19 @@ class StudyFolder:
                 if record is not None and record.record_id == token:
                     closed.append(record)
                 else:  # its record is there already
-                    self.note(Kind.END, cell=attempt.folder, token=token, state="closed before")
+                    self.note(Kind.END, cell=attempt.cell, token=token, state="closed before")
         return closed
 
     def _open_attempts(self) -> dict[str, _OpenAttempt]:
         """Return the attempts that the journal does not see end, by token."""
         attempts: dict[str, _OpenAttempt] = {}
         for line in read_lines(self.folder / "journal.jsonl"):
-            token, cell = line.get("token"), line.get("cell")
             if line["kind"] == Kind.BEGIN:
-                process = identity_of(line.get("process"))
-                if process is None or not (isinstance(token, str) and isinstance(cell, str)):
-                    continue
-                if PLAIN_NAME.fullmatch(cell):
-                    attempts[token] = _OpenAttempt(cell, process, line["time"])
+                with contextlib.suppress(ValueError):  # of a damaged line
+                    attempt = msgspec.convert(line, _OpenAttempt)
+                    attempts[attempt.token] = attempt
             elif line["kind"] == Kind.END:
-                attempts.pop(str(token), None)
+                attempts.pop(str(line.get("token")), None)
         return attempts
 
     def _close_left(self, folder: CellFolder) -> Record | None:
@@ -344,11 +329,6 @@ class StudyFolder:
         process = dataclasses.asdict(ProcessIdentity.own())
         self._journal.write(kind, now(), process=process, **content)
         self._journal.sync()
-
-
-def _id_of(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
@@ -420,14 +400,14 @@ def find_finished(
         if record:
             finished[index] = by_id.get(record.record_id, record)
             continue
-        for newest in study.attempts(cell):
-            changes = here.differences(newest)
-            if changes:
-                again["; ".join(changes)] += 1
-            break
+        newest = next(study.attempts(cell), None)
+        changes = here.differences(newest) if newest else []
+        if changes:
+            again["; ".join(changes)] += 1
     for why, cells_again in again.items():
         note(f"measuring {count(cells_again, 'run')} again: {why}. Earlier results are kept")
-    by_other_code = sum(here.other_code(record) for record in finished.values())
+    code = facts.facts().get("code")
+    by_other_code = sum(record.environment.get("code") != code for record in finished.values())
     if by_other_code:
         note(
             f"{count(by_other_code, 'run')} of another version of Ringside: the report does not "

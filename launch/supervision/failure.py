@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,14 +136,11 @@ def _order(rank: Rank, end: RankEnd | None) -> tuple[int, float, int]:
     peer would also raise, and last SIGTERM, with which agents end the others.
     """
     if rank.error:
-        order = 0
-        if CONSEQUENCE.search(str(rank.error["message"])):
-            order = LIKELY_CONSEQUENCE
+        is_consequence = CONSEQUENCE.search(str(rank.error["message"]))
+        order = LIKELY_CONSEQUENCE if is_consequence else 0
         return order, float(rank.error["time"]), rank.index
     assert end is not None
-    order = 1
-    if end.status == -signal.SIGTERM:
-        order = LIKELY_CONSEQUENCE + 1
+    order = LIKELY_CONSEQUENCE + 1 if end.status == -signal.SIGTERM else 1
     return order, end.time, rank.index
 
 
@@ -168,21 +166,15 @@ def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
         where = f"in phase {rank.phase or 'start'!r}"
         sentence = f"{rank.name} raised {kind} {where}: {_reason(message or kind)}"
         return Failure(_cause_of(f"{kind} {message}"), rank.index, sentence)
-    where = "before it reported"
-    if rank.phase:
-        where = f"in phase {rank.phase!r}"
+    where = f"in phase {rank.phase!r}" if rank.phase else "before it reported"
     status = end.status
     if status is None:
-        why = ", and the agent did not say how"
-        if end.why:
-            why = f": {end.why}"
+        why = f": {end.why}" if end.why else ", and the agent did not say how"
         return Failure("killed", rank.index, f"{rank.name} ended {where}{why}")
     if status >= 0:
         if status == 0:
             where += ", before it was done,"
-        why = " and wrote no reason"
-        if end.why:
-            why = f": {end.why}"
+        why = f": {end.why}" if end.why else " and wrote no reason"
         sentence = f"{rank.name} ended with status {status} {where}{why}"
         return Failure("exception", rank.index, sentence)
     sentence = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
@@ -239,9 +231,7 @@ def with_log(failure: Failure, folder: CellFolder) -> Failure:
 def few_lines(log_tail: str, most: int) -> list[str]:
     """Return a few lines of a log tail; a stack has its newest call first."""
     lines = log_tail.splitlines()
-    if lines and lines[0].startswith(STACK_HEADS):
-        return lines[:most]
-    return lines[-most:]
+    return lines[:most] if log_tail.startswith(STACK_HEADS) else lines[-most:]
 
 
 # What the machine lacked: a rank without memory often dies silently.
@@ -399,18 +389,15 @@ def _another_collective(ranks: Sequence[Rank]) -> Suspect:
     for _, collectives in recorded:
         common &= set(collectives)
     for key in sorted(common, key=lambda key: key[1]):
-        ranks_by_name: dict[str, list[Rank]] = {}
-        for rank, collectives in recorded:
-            ranks_by_name.setdefault(collectives[key], []).append(rank)
-        usual = max(ranks_by_name, key=lambda name: len(ranks_by_name[name]))
+        names = Counter([collectives[key] for _, collectives in recorded])
+        usual, most = names.most_common(1)[0]
         odd = []
-        for name, group in ranks_by_name.items():
-            if len(group) < len(ranks_by_name[usual]):
-                for rank in group:
-                    odd.append(Suspect(rank, key[1], name, usual))
+        for rank, collectives in recorded:
+            if names[collectives[key]] < most:
+                odd.append(Suspect(rank, key[1], collectives[key], usual))
         if len(odd) == 1:
             return odd[0]
-        if len(ranks_by_name) > 1:
+        if len(names) > 1:
             break
     return Suspect(None)
 
@@ -430,8 +417,6 @@ def _activities(ranks: Sequence[Rank]) -> str:
         names_by_activity.setdefault(_activity(rank), []).append(rank.name)
     parts = []
     for activity, names in names_by_activity.items():
-        each = names[0]
-        if len(names) > 1:
-            each = f"each of {', '.join(names)}"
+        each = f"each of {', '.join(names)}" if len(names) > 1 else names[0]
         parts.append(f"{each} {activity}")
     return ", ".join(parts)

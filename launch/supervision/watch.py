@@ -12,7 +12,7 @@ from typing import Any
 from analysis.text import join_words
 from benchmarks.record import CellFolder, Kind, read_line
 from conf.host import usable_cores
-from launch.engines.environment import ROOT
+from launch.machine.facts import ROOT
 
 # Where a rank stands: what it wrote to its log on request (benchmarks.rank.stacks).
 MOST_BYTES = 1 << 18  # of a log that are read

@@ -118,9 +118,7 @@ def not_a_store(file: Path) -> str:
             beginning = opened.read(len(SQLITE))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if beginning != SQLITE:
-        return "is not an SQLite file"
-    return ""
+    return "" if beginning == SQLITE else "is not an SQLite file"
 
 
 def _scheme(uri: str) -> str:

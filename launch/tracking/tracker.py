@@ -12,7 +12,6 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ from launch.tracking.mlflow_run import NOTE, RECORD, SWEEP, TAG_LENGTH, Row, Val
 from launch.tracking.store import TrackingUnavailable
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 
@@ -56,9 +54,16 @@ ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
 class Tracker:
     """Writes the records of one study to its store. Every method may raise TrackingUnavailable."""
 
-    def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
-        """Open the store. Use `Tracker.open`."""
-        self._uri = uri
+    def __init__(self, tracking: Tracking, output_dir: Path, study: str) -> None:
+        """Open the store; make it and the experiment if they are missing.
+
+        Raises:
+            WrongUri: `tracking.uri` cannot be one.
+            TrackingUnavailable: it cannot be reached or written. This is known within about 30 s
+                (60 s if another launcher holds the lock).
+        """
+        self._uri = uri = store.store_uri(tracking.uri, output_dir)
+        experiment = experiment_name(tracking, study)
         self._parents: dict[str, str] = {}  # {sweep_id: run_id}
         artifacts = output_dir.absolute() / store.ARTIFACTS
         self._lock = output_dir / ".mlflow.lock"
@@ -69,9 +74,8 @@ class Tracker:
             self._client = store.connect(uri, artifacts)
             existing = self._client.get_experiment_by_name(experiment)
             if existing is None:
-                location: str | None = artifacts.as_uri()
-                if uri.lower().startswith(("http", "databricks")):  # a server keeps them
-                    location = None
+                is_server = uri.lower().startswith(("http", "databricks"))  # which keeps them
+                location = None if is_server else artifacts.as_uri()
                 self._experiment = str(
                     self._client.create_experiment(experiment, artifact_location=location)
                 )
@@ -80,18 +84,6 @@ class Tracker:
                 raise ValueError(f"experiment {experiment!r} is deleted there: {choices}")
             else:
                 self._experiment = str(existing.experiment_id)
-
-    @staticmethod
-    def open(tracking: Tracking, output_dir: Path, study: str) -> "Tracker":
-        """Return the open store; make it and the experiment if they are missing.
-
-        Raises:
-            WrongUri: `tracking.uri` cannot be one.
-            TrackingUnavailable: it cannot be reached or written. This is known within about 30 s
-                (60 s if another launcher holds the lock).
-        """
-        uri = store.store_uri(tracking.uri, output_dir)
-        return Tracker(uri, output_dir, experiment_name(tracking, study))
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
@@ -157,9 +149,7 @@ class Tracker:
             if path.stat().st_size > ARTIFACT_LIMIT:
                 too_large.append(str(relative))
                 continue
-            below: str | None = relative.parent.as_posix()
-            if below == ".":
-                below = None
+            below = relative.parent.as_posix() if len(relative.parts) > 1 else None
             self._client.log_artifact(run.info.run_id, str(path), below)
         if too_large:
             tags["ringside.left_out"] = ",".join(too_large)[:TAG_LENGTH]
@@ -263,7 +253,7 @@ class Tracker:
         process that may live is writing it.
         """
         with store.tracking_errors(self._uri):
-            run = self._find(SWEEP, records[0].sweep_id, "sweep", ACTIVE_ONLY)
+            run = self._find(records[0].sweep_id)
         if run is None:
             return None
         writer = _process_of(run)
@@ -277,22 +267,28 @@ class Tracker:
         cut_short = int(tags.get(PLANNED, "0")) > len(records)
         if cut_short or run.info.status == "KILLED" or "interrupted" in states:
             return "interrupted"
-        if "failed" in states:
-            return "failed"
-        return "finished"
+        return "failed" if "failed" in states else "finished"
 
     # --- runs
 
     def _runs(self, search: str, view: int = ACTIVE_ONLY) -> "Iterator[Run]":
-        return search_runs(self._client, self._experiment, search, view)
+        """Yield the runs of the study that a filter finds, oldest first, page by page."""
+        token = None
+        while True:
+            experiments = [self._experiment]
+            page = self._client.search_runs(experiments, search, view, PAGE, [START], token)
+            yield from page
+            token = page.token
+            if not token:
+                return
 
-    def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
-        """Return the run with this tag; of two that two machines made at once, the complete one."""
-        runs = self._runs(f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
+    def _find(self, sweep_id: str) -> "Run | None":
+        """Return the run of a sweep; of two that two machines made at once, the complete one."""
+        runs = self._runs(f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{KIND}` = 'sweep'")
         return max(runs, key=_is_complete, default=None)
 
     def _parent(self, sweep: Sweep) -> "Run":
-        run = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
+        run = self._find(sweep.sweep_id)
         if run is not None:
             return run
         tags = {
@@ -337,19 +333,6 @@ class Tracker:
 def experiment_name(tracking: Tracking, study: str) -> str:
     """Return the name of a study's experiment."""
     return single_line(tracking.experiment or f"ringside/{study}", 500)
-
-
-def search_runs(
-    client: "MlflowClient", experiment: str, search: str, view: int = ACTIVE_ONLY
-) -> "Iterator[Run]":
-    """Yield the runs of an experiment that a filter finds, oldest first, page by page."""
-    token = None
-    while True:
-        page = client.search_runs([experiment], search, view, PAGE, [START], token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _of_several(run: "Run", values: Mapping[str, float]) -> tuple[list[Row], dict[str, str]]:
@@ -440,9 +423,8 @@ class MlflowWriter:
 
         What failed on the way is tried once more.
         """
-        state = "finished"
-        if any(record.state == "failed" for record in measured):
-            state = "failed"
+        has_failed = any(record.state == "failed" for record in measured)
+        state = "failed" if has_failed else "finished"
         if stopping():
             state = "interrupted"
 
@@ -494,8 +476,7 @@ class MlflowWriter:
     def _open(self) -> Tracker:
         """Return the store, opened by the first call that finds it free."""
         if self._tracker is None:
-            folder = self._study.folder
-            tracker = Tracker.open(self._tracking, folder.parent, self._study.name)
+            tracker = Tracker(self._tracking, self._study.folder.parent, self._study.name)
             tracker.start_sweep(self._sweep)
             self._tracker = tracker
         return self._tracker
@@ -520,24 +501,18 @@ class MlflowWriter:
             self._note(f"{reason}; the sweep goes on without MLflow")
 
 
-# Write the records of a study that MLflow's store lacks. It can be repeated at any time.
-@dataclass(frozen=True)
-class SyncReport:
-    """How many records `sync` wrote, found or could not read."""
-
-    projected: int  # records written now
-    already: int  # records that the store had
-    unreadable: list[str]  # a sentence for each record that could not be read
-
-
-def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
+def sync(study_dir: Path, tracking: Tracking | None = None) -> tuple[int, int, list[str]]:
     """Write every record of a study that is not in the store yet, and values that changed.
 
-    Runs of launchers that died are closed.
+    Runs of launchers that died are closed. It can be repeated at any time.
+
+    Returns:
+        How many records were written now, how many the store had, and a sentence for each record
+        that could not be read.
 
     Raises:
         ValueError: `study_dir` is not a folder with records.
-        TrackingUnavailable: as Tracker.open.
+        TrackingUnavailable: as Tracker.
     """
     study_dir = study_dir.absolute()
     paths = list(record_paths(study_dir))
@@ -561,7 +536,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     sweeps: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         sweeps[record.sweep_id].append(record)
-    tracker = Tracker.open(tracking or Tracking(), study_dir.parent, study_dir.name)
+    tracker = Tracker(tracking or Tracking(), study_dir.parent, study_dir.name)
     tracker.close_stale()
     complete = tracker.complete_records()
     values = values_of(records, of_other_studies(study_dir))
@@ -582,4 +557,4 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
             question = asked.summary(questions.get(own[0].sweep_id), records)
             tracker.finish_sweep(sweep_of(own), own, state, values, study_dir / REPORT, question)
     tracker.write_study(records, values)
-    return SyncReport(projected, already, unreadable)
+    return projected, already, unreadable
