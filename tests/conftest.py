@@ -316,6 +316,21 @@ def launch(monkeypatch, tmp_path, memory_needed):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Have matplotlib write empty files: figures take half of the time of a report, and the test
+    looks at none of them.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    def savefig(figure, out, **options):
+        out.write(b'<svg viewBox="0 0 1 1"></svg>')
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
+
+
+@pytest.fixture
 def refusal(capsys):
     """Call a command of `python -m analysis` that is refused; returns its one sentence."""
     from analysis.__main__ import main

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-EVERY_S = 0.25
+EVERY_S = 0.4
 LEFT_S = 10.0
 PORT = 2222
 USER = "ringside"

@@ -237,18 +237,20 @@ def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two strategies, one of them with a parameter server: the folder and the records."""
+    """Two strategies, one of them with a parameter server, race: the folder, the records, and what
+    the command did.
+    """
     folder = tmp_path_factory.mktemp("two")
     limits = ("noise_limit=10", "foreign_cpu_limit=1", "change_limit=10", "pause_limit=1")
     done = command(
-        "-m", "gpus=0,1", "strategy=kvstore_dist_async,none", f"output_dir={folder}",
+        "-m", "gpus=0+1", "strategy=kvstore_dist_async,none", f"output_dir={folder}",
+        "ask=fastest", "budget=90s",
         *(f"validity.{limit}" for limit in (*limits, "slow_rank_limit=10")),
         # Other tests share the cores: a reference would be measured beside another load.
-        "benchmark.limit_iterations=0", "benchmark.exposed_rounds=0", "report=false",
+        "benchmark.limit_iterations=0", "benchmark.exposed_rounds=0",
         *(option for option in SMALL if "limit_iterations" not in option),
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, read_study(folder / "default")[0]
+    return folder, read_study(folder / "default")[0], done
 
 
 @pytest.mark.parametrize("name", ["swept", "two"])
@@ -257,15 +259,15 @@ def test_the_lines_of_the_ranks_give_every_number_again(name, request, capsys):
     assert analysis(["verify", str(folder / "default"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["differences"], found["not_recomputed"]) == ([], [])
-    assert found["recomputed"] == found["records"] == (1 if name == "swept" else 2)
+    assert found["recomputed"] == found["records"] >= (1 if name == "swept" else 2)
     assert files_with_auto(folder / "default") == []
 
 
-def test_two_strategies_are_two_children(two):
-    folder, records = two
+def test_two_strategies_are_children_of_their_own(two):
+    folder, records, _ = two
     (_,), children = runs(folder / "mlflow.db")
     by_strategy = {run.data.params["strategy"]: run.data for run in children}
-    assert by_strategy.keys() == {"kvstore_dist_async", "none"} and len(children) == 2
+    assert by_strategy.keys() == {"kvstore_dist_async", "none"} and len(children) == len(records)
     assert {run.data.params["gpus"] for run in children} == {"0,1"}
     assert "comm/exchange_ms" not in by_strategy["none"].metrics
     assert "staleness/mean" in by_strategy["kvstore_dist_async"].metrics
@@ -273,7 +275,8 @@ def test_two_strategies_are_two_children(two):
 
 
 def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
-    record, other = sorted(two[1], key=lambda one: one.cell.strategy["name"])
+    of_strategy = {record.cell.strategy["name"]: record for record in two[1]}
+    record, other = of_strategy["kvstore_dist_async"], of_strategy["none"]
     assert record.validity.verdict == "valid"
     assert record.cell.strategy["threads"] == "share" and record.checks["summing_threads"] >= 1
     metrics = record.metrics
@@ -287,23 +290,18 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
     assert "servers" not in other.environment
 
 
-def test_a_real_sweep_says_the_answer_on_the_terminal_in_the_report_and_in_mlflow(tmp_path):
-    words = [
-        "-m", "gpus=0+1", "strategy=nccl_allreduce,none", "ask=fastest", "budget=30s",
-        f"output_dir={tmp_path}", "benchmark.exposed_rounds=0", *SMALL,
-    ]  # fmt: skip
-    done = command(*words)
-    study = tmp_path / "default"
-    records, _ = read_study(study)
+def test_a_real_sweep_says_the_answer_on_the_terminal_in_the_report_and_in_mlflow(two):
+    folder, records, done = two
+    study = folder / "default"
     (asked,) = questions_of(study).values()
     race = replay(asked, records)
     # Which it is depends on the machine.
     assert done.returncode == (0 if is_answered(race) else 3), done.stdout + done.stderr
-    assert sum(map(len, race.records)) == len(records) >= 1
+    assert sum(map(len, race.records)) == len(records) >= 2
     first = answer(asked, race)[0]
     report = (study / "report" / "report.md").read_text().replace("\\", "")
     assert first in done.stdout and first in report
-    (parent,), _ = runs(tmp_path / "mlflow.db")
+    (parent,), _ = runs(folder / "mlflow.db")
     assert parent.data.tags["ask.answer"] == first
     assert parent.data.metrics["ask/runs"] == len(records)
 

@@ -122,7 +122,7 @@ def world(hostile_folder, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_imports_what_a_record_names(world, command, capsys):
+def test_no_command_imports_what_a_record_names(world, command, capsys, undrawn):
     arguments = COMMANDS[command]
     if command == "sync":
         status = launch_main([*arguments])

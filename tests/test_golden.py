@@ -250,7 +250,7 @@ def answer(command):
 
 
 @pytest.fixture
-def around(monkeypatch, tmp_path):
+def around(monkeypatch, tmp_path, undrawn):
     """Run in an empty folder, in which `data` is tests/data, without what the machine sets for NCCL, MLflow and jobs."""
     (tmp_path / "data").symlink_to(DATA)
     monkeypatch.chdir(tmp_path)

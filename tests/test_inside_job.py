@@ -195,8 +195,8 @@ def test_a_node_does_not_serve_what_is_not_node_0():
 TRAINING = (
     "device=cpu", "gpus=0", "model=fmnist_cnn", "batch_size=4", "tracking=none", "report=false",
     "noise_pairs=0", "benchmark.max_seconds=0.3", "benchmark.min_iterations=3",
-    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=3",
-    "benchmark.exposed_rounds=1", "benchmark.warmup_min_seconds=0",
+    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0",
+    "benchmark.exposed_rounds=0", "benchmark.warmup_min_seconds=0",
 )  # fmt: skip
 
 
@@ -224,10 +224,10 @@ def run_job(folder, platform, fault, *options):
 
 @pytest.mark.needs("namespaces")
 def test_torchrun_on_two_nodes_measures_one_study(tmp_path):
-    strategies = "strategy=nccl_allreduce,kvstore_dist_sync,hierarchical"
+    strategies = "strategy=kvstore_dist_sync,hierarchical"
     nodes, records, left = run_job(tmp_path, "torchrun", "none", "nodes=2", strategies)
     assert [nodes[host]["status"] for host in "ab"] == [0, 0], nodes
-    assert {record.state for record in records} == {"finished"} and len(records) == 3
+    assert {record.state for record in records} == {"finished"} and len(records) == 2
     assert {record.cell.hosts for record in records} == {("node0", "node1")}
     assert left == []
 

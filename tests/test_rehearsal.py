@@ -101,7 +101,7 @@ def test_the_last_sentence_names_what_would_fail():
 
 
 def test_the_command_rehearses_without_a_number(launch, tmp_path):
-    asked = ["gpus=0,1,2", "model=fmnist_cnn", "batch_size=64", "tracking=none"]
+    asked = ["gpus=0,1,2", "model=fmnist_cnn", "batch_size=8", "tracking=none"]
     code, out, err = launch("rehearse=3", "repeats=3", *asked, f"output_dir={tmp_path}")
     assert (code, err) == (0, ""), out + err
     last = "runs would work on 3 CPU workers; the sweep itself has 4 runs, about "

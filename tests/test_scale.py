@@ -25,7 +25,7 @@ from launch.machine.devices import torch_version
 from launch.study import background
 from launch.study.background import Forecasts
 
-COUNTS = 6, 12, 24  # cells of two GPUs, of two runs each
+COUNTS = 4, 8, 16  # cells of two GPUs, of two runs each
 METRICS = {"step/ms_median": 9.0, "strategy/cost_ms": 1.0, "comm/exchange_ms": 2.0}
 SIGNALS = signal.SIGINT, signal.SIGTERM
 
@@ -76,8 +76,9 @@ def test_cells_that_are_done_are_settled_in_one_go(tmp_path):
     for cells in COUNTS:
         folder = tmp_path / str(cells)
         finished(folder, cells)
-        status, said = resumed(folder, cells)
-        assert (status, said.count("done before")) == (0, 2 * cells)
+        if not taken:  # once uncounted: it imports
+            status, said = resumed(folder, cells)
+            assert (status, said.count("done before")) == (0, 2 * cells)
         taken.append(steps(resumed, folder, cells))
     assert is_linear(COUNTS, *taken), taken
 
@@ -173,19 +174,19 @@ def test_a_second_signal_ends_a_launcher_at_once(tmp_path, program, cells, signu
     assert until(lambda: not ranks_alive(tokens(study)), 10)
 
 
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_a_real_launcher_leaves_within_seconds_of_a_signal(tmp_path, signum):
-    finished(tmp_path, 300)
-    typed = [sys.executable, "launch.py", *command(tmp_path, 300, "true")]
+def test_a_real_launcher_leaves_within_seconds_of_a_signal(tmp_path):
+    finished(tmp_path, 200)
+    typed = [sys.executable, "launch.py", *command(tmp_path, 200, "true")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(typed, cwd=ROOT, **pipes) as launcher:
-        next(line for line in launcher.stdout if "done before" in line)
-        began = time.monotonic()
-        launcher.send_signal(signum)
-        said, err = launcher.communicate(timeout=60)
-    assert (launcher.returncode, err) == (130, "") and time.monotonic() - began < 10
-    assert said.count("done before") < 599 and "what was measured is kept" in said
-    assert "600 of 600 runs" in said and not (tmp_path / "done" / "report").exists()
+    for signum in SIGNALS:
+        with subprocess.Popen(typed, cwd=ROOT, **pipes) as launcher:
+            next(line for line in launcher.stdout if "done before" in line)
+            began = time.monotonic()
+            launcher.send_signal(signum)
+            said, err = launcher.communicate(timeout=60)
+        assert (launcher.returncode, err) == (130, "") and time.monotonic() - began < 10
+        assert said.count("done before") < 399 and "what was measured is kept" in said
+        assert "400 of 400 runs" in said and not (tmp_path / "done" / "report").exists()
 
 
 def test_a_large_study_is_not_made_again_for_each_cell(tmp_path, monkeypatch):
