@@ -50,8 +50,12 @@ MARK = b"Ringside bundle"  # the comment of the archive
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 MODE = 0o100644 << 16
 DAMAGED_ZIP = (
-    *(zipfile.BadZipFile, zlib.error, EOFError),
-    *(NotImplementedError, RuntimeError, UnicodeError),
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeError,
 )
 CLONE = Path(__file__).parent.parent
 # Another version of these may draw or round otherwise.
@@ -71,8 +75,12 @@ def bundle(study: Path, file: Path | None = None) -> Path:
     what its samples say; NotOurs: something else than a bundle is there already.
     """
     # The whole path of the folder, which ends in the study's name; a link keeps its own.
-    folder = study.resolve() if study.name == ".." else study.absolute()
-    target = folder.parent if file is None else file.resolve()
+    folder = study.absolute()
+    if study.name == "..":
+        folder = study.resolve()
+    target = folder.parent
+    if file is not None:
+        target = file.resolve()
     if target.is_dir():
         target /= f"{folder.name}{SUFFIX}"
     refuse_other(target)
@@ -92,8 +100,9 @@ def bundle(study: Path, file: Path | None = None) -> Path:
             archive.comment = MARK
             for path in _files(root):
                 entry = zipfile.ZipInfo(path.relative_to(work).as_posix(), EARLIEST)
-                is_packed = path.suffix == PACKED
-                entry.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                if path.suffix == PACKED:
+                    entry.compress_type = zipfile.ZIP_STORED
                 entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
                 entry.file_size = path.stat().st_size  # beyond 2 GiB it must be known before
                 with path.open("rb") as source, archive.open(entry, "w") as packed:
@@ -144,8 +153,10 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         command = shlex.join(["python", "launch.py", *overrides])
         commands += visible(command, kept="") + "\n"
     _put(root / "commands.sh", commands.encode())
-    sums = [f"{digest}  {name}\n" for name, digest in _sums(root).items()]
-    _put(root / SUMS, "".join(sums).encode())
+    sums = ""
+    for path_inside, digest in _sums(root).items():
+        sums += f"{digest}  {path_inside}\n"
+    _put(root / SUMS, sums.encode())
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -158,14 +169,22 @@ def _readme(report: Report, study: str, checked: Verification, is_scatter_beside
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         made["version"] = importlib.metadata.version("ringside")
     commit = _git("rev-parse", "HEAD")
+    if commit and _git("status", "--porcelain", "-uno"):
+        commit += " with changes"
     if commit:
-        changes = _git("status", "--porcelain", "-uno")
-        made["commit"] = f"{commit} with changes" if changes else commit
+        made["commit"] = commit
     for library in DRAWN_BY:
         made[library] = importlib.metadata.version(library)
     name = single_line(study).replace("`", "'")
-    values = {"study": name, "folder": f"BUNDLE/{shlex.quote(name)}", "checked": checked}
-    return filled("bundle.md.j2", report, beside=is_scatter_beside, made=made, **values)
+    return filled(
+        "bundle.md.j2",
+        report,
+        study=name,
+        folder=f"BUNDLE/{shlex.quote(name)}",
+        checked=checked,
+        beside=is_scatter_beside,
+        made=made,
+    )
 
 
 def _git(*arguments: str) -> str:
@@ -234,8 +253,15 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 def studies(root: Path) -> list[Path]:
     """Return the folders of a bundle that hold records, last that of its study."""
-    folders = [path for path in root.iterdir() if path.is_dir() and record_paths(path)]
-    return sorted(folders, key=lambda folder: ((folder / REPORT).is_dir(), folder))
+    folders, with_report = [], []
+    for folder in sorted(root.iterdir()):
+        if not folder.is_dir() or not record_paths(folder):
+            continue
+        if (folder / REPORT).is_dir():
+            with_report.append(folder)
+        else:
+            folders.append(folder)
+    return folders + with_report
 
 
 def changed(root: Path) -> tuple[int, list[Difference]]:

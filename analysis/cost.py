@@ -56,9 +56,13 @@ class CellCost:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        total = self.total if self.total >= 0 else None
-        values = {SECONDS: total, MEASURING: self.measuring, RATIO: self.ratio}
-        return {name: value for name, value in values.items() if value is not None}
+        values = {}
+        if self.total >= 0:
+            values[SECONDS] = self.total
+        for name, value in ((MEASURING, self.measuring), (RATIO, self.ratio)):
+            if value is not None:
+                values[name] = value
+        return values
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -74,9 +78,12 @@ def to_record(
     first_rank = lines.get(0, ())
     if not any("began" in line for line in of_kind(first_rank, Kind.START)):
         return None
-    samples = read_lines(folder.gpu_samples)
-    settled = (line["time"] for line in samples if line["kind"] == Kind.BEFORE)
-    own = parts(first_rank, next(settled, None), started_at, ended_at)
+    settled_at = None
+    for line in read_lines(folder.gpu_samples):
+        if line["kind"] == Kind.BEFORE:
+            settled_at = line["time"]
+            break
+    own = parts(first_rank, settled_at, started_at, ended_at)
     return CellCost(ended_at - started_at, own, measuring_seconds(lines))
 
 

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -67,9 +67,13 @@ UNITS = {
 Values = dict[str, Any]  # {column: value}; None is not known
 
 
-# Columns in their order: which cell it is and whether it may be believed, then what was measured,
-# asked and used.
-Row = tuple[Values, Values, Values, Values]
+class Row(NamedTuple):
+    """A row in the order of its columns."""
+
+    head: Values  # which cell it is, and whether it may be believed
+    measured: Values
+    options: Values
+    used: Values
 
 
 class OpenedStudy:
@@ -117,8 +121,11 @@ class OpenedStudy:
         Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file
         of the study, and not here.
         """
-        figures = self.report.figures
-        return {figure.name: figure.figure for figure in figures if figure.figure is not None}
+        figures = {}
+        for figure in self.report.figures:
+            if figure.figure is not None:
+                figures[figure.name] = figure.figure
+        return figures
 
     @property
     def captions(self) -> dict[str, str]:
@@ -137,14 +144,20 @@ class OpenedStudy:
             raise KeyError(f"no table {name!r}: the report of {self.name} has {', '.join(tables)}")
         kinds: dict[str, str] = {}
         for column in tables[name].columns:
-            kinds |= dict.fromkeys(column.keys, "string" if column.is_text else "float64")
+            kind = "float64"
+            if column.is_text:
+                kind = "string"
+            kinds |= dict.fromkeys(column.keys, kind)
         rows = []
-        for row in tables[name].to_json():
+        for row in tables[name].rows:
             values: Values = {}
-            for key, value in row.items():
-                if value != "":
-                    # An efficiency is a float of its own.
-                    values[key] = float(value) if isinstance(value, float) else value
+            for column, value in zip(tables[name].columns, row, strict=True):
+                if column.bounded and not isinstance(value, str):
+                    values |= _with_ends(column.key, value)
+                elif isinstance(value, Estimate):
+                    values[column.key] = value.value
+                elif value != "":
+                    values[column.key] = value
             rows.append(values)
         return _frame(rows, kinds)
 
@@ -176,7 +189,9 @@ class OpenedStudy:
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(runs, name, column)
                     continue
-                median = statistics.median(by_name[name]) if name in by_name else None
+                median = None
+                if name in by_name:
+                    median = statistics.median(by_name[name])
                 stated = of_findings.get((runs.record_ids, name), median)
                 if name == EFFICIENCY:
                     measured |= _with_ends(column, stated)
@@ -184,14 +199,14 @@ class OpenedStudy:
                     measured[column] = stated
             used = {WITHOUT: of_findings.get((runs.record_ids, WITHOUT)), **_used_columns(runs)}
             head = _head_columns(study, runs, runs, {"runs": len(runs.records)})
-            rows.append((head, measured, option_columns(runs.cell), used))
+            rows.append(Row(head, measured, option_columns(runs.cell), used))
         usable = {_cell_of(runs) for runs in study.runs}
         excluded = grouped([study.single(record) for record in study.excluded], _cell_of)
         for cell, singles in excluded.items():
             if cell not in usable:
                 runs = merged(singles)
                 head = _head_columns(study, runs, runs, {"runs": 0})
-                rows.append((head, {}, option_columns(runs.cell), _used_columns(runs)))
+                rows.append(Row(head, {}, option_columns(runs.cell), _used_columns(runs)))
         return _frame_of_rows(rows)
 
     def runs(self) -> pd.DataFrame:
@@ -216,8 +231,10 @@ class OpenedStudy:
             for name, column in columns.items():
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(single, name, column)
+                elif name in now:
+                    measured[column] = float(now[name])
                 else:
-                    measured[column] = float(now[name]) if name in now else None
+                    measured[column] = None
                 if name in within_run:
                     low, high = metrics.interval(name, record.within_run) or (None, None)
                     measured[f"{column}_within_run_low"] = low
@@ -236,7 +253,8 @@ class OpenedStudy:
             used["took_seconds"] = record.ended_at - record.started_at
             for name in ("record_id", "cell_key", "sweep_id"):
                 used[name] = getattr(record, name)
-            rows.append((head, measured, {**option_columns(cell), "seed": cell.seed}, used))
+            options = {**option_columns(cell), "seed": cell.seed}
+            rows.append(Row(head, measured, options, used))
         return _frame_of_rows(rows)
 
 
@@ -257,7 +275,7 @@ def _frame_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
                 kinds.setdefault(name, kind)
     for name in kinds.keys() & set(INTEGERS):
         kinds[name] = "Int64"
-    values = [used | options | measured | head for head, measured, options, used in rows]
+    values = [row.used | row.options | row.measured | row.head for row in rows]
     return _frame(values, kinds)
 
 
@@ -388,11 +406,13 @@ def _median_columns(runs: Runs, name: str, column: str) -> Values:
 
 
 def _with_ends(column: str, value: float | Estimate | None) -> Values:
-    if value is not None and not isinstance(value, Estimate):
-        value = Estimate(float(value))
-    median = float(value.value) if value is not None else None
-    low, high = (value.low, value.high) if value is not None else (None, None)
-    return {column: median, f"{column}_low": low, f"{column}_high": high}
+    ends: Values = {f"{column}_low": None, f"{column}_high": None}
+    if value is None:
+        return {column: None, **ends}
+    if not isinstance(value, Estimate):
+        return {column: float(value), **ends}
+    median = float(value.value)
+    return {column: median, f"{column}_low": value.low, f"{column}_high": value.high}
 
 
 def _used_columns(runs: Runs) -> Values:
@@ -403,6 +423,9 @@ def _used_columns(runs: Runs) -> Values:
                 used[name] = record.effective.get(name)
     used |= {"study": runs.records[0].study, "hardware": hardware(runs.records[0])}
     for name, value in runs.provenance.items():
-        if name != CONNECTIONS:
-            used[name if name in PROVENANCE else f"inherited_{name}"] = value or None
+        if name == CONNECTIONS:
+            continue
+        if name not in PROVENANCE:
+            name = f"inherited_{name}"
+        used[name] = value or None
     return used

@@ -98,7 +98,10 @@ class RankedCell:
 
 def best(ranked: Sequence[RankedCell]) -> RankedCell:
     """Return the fastest of those that were measured; where it is not known, the highest rate."""
-    return next((cell for cell in ranked if cell.standing == FASTEST), ranked[0])
+    for cell in ranked:
+        if cell.standing == FASTEST:
+            return cell
+    return ranked[0]
 
 
 def is_as_fast(cell: RankedCell, first: RankedCell) -> bool | None:
@@ -176,7 +179,9 @@ def _by_runs(
             ends += [cell.rate.low, cell.rate.high]
     rate = statistics.fmean(rates)
     ranked = standings.get(measured[0].record_ids[0])
-    standing = ranked.standing if ranked is not None and len(measured) == 1 else ""
+    standing = ""
+    if ranked is not None and len(measured) == 1:
+        standing = ranked.standing
     if len(ends) == 2 * len(measured):
         return RankedCell(candidate, rate, min(ends), max(ends), runs, standing, why=why)
     return RankedCell(candidate, rate, runs=runs, standing=standing, why=NO_VARIATION)
@@ -270,7 +275,9 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def _advice_json(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]) -> dict[str, Any]:
-    refused = [{**_candidate_json(candidate), "why": why} for candidate, why in omitted.items()]
+    refused = []
+    for candidate, why in omitted.items():
+        refused.append({**_candidate_json(candidate), "why": why})
     first = best(ranked)
     cells = []
     for cell in ranked:
@@ -362,10 +369,12 @@ def _advice_sentences(ranked: Sequence[RankedCell], names: Mapping[RankedCell, s
     first = best(ranked)
     how = "measured" if first.runs else "forecast"
     configuration = f"{names[first]} ({number(first.rate, 'rate')} images/s, {how})"
-    if first.standing != FASTEST and len(ranked) > 1 and first.why:
+    words = f"Best guess: {configuration}"
+    if first.standing == FASTEST:
+        words = f"Fastest: {configuration}"
+    elif len(ranked) > 1 and first.why:
         why = sentence(first.why)
         return f"It is not known which is fastest. Highest rate: {configuration}. {why}"
-    words = f"{'Fastest' if first.standing == FASTEST else 'Best guess'}: {configuration}"
     tied = [names[cell] for cell in ranked if cell.standing == TIED and first.standing == FASTEST]
     if tied:
         words += f"; tied with {join_words(tied, 3)}"

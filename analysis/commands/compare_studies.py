@@ -158,6 +158,12 @@ def _as_json(sides: Sides, result: Differences, limit: float) -> dict[str, Any]:
         inputs.append(facts)
     _, shared = differing([*sides[0], *sides[1]])
     apart = _apart(sides, result)
+    cells, regressions = [], 0
+    verdicts: Counter[str] = Counter()
+    for cell in result.cells:
+        cells.append(_cell_json(cell, limit))
+        regressions += cell.is_regression(limit)
+        verdicts[cell.verdict] += 1
     return {
         "a": inputs[0],
         "b": inputs[1],
@@ -165,9 +171,9 @@ def _as_json(sides: Sides, result: Differences, limit: float) -> dict[str, Any]:
         "shared": shared,
         "limit": limit,
         "outcome": result.outcome(limit),
-        "regressions": sum(cell.is_regression(limit) for cell in result.cells),
-        "verdicts": Counter(cell.verdict for cell in result.cells),
-        "cells": [_cell_json(cell, limit) for cell in result.cells],
+        "regressions": regressions,
+        "verdicts": dict(verdicts),
+        "cells": cells,
         "only_a": _alone(result.only_first),
         "only_b": _alone(result.only_second),
     }
@@ -182,7 +188,9 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
         numbers.append(values)
     steps = {}
     for name, step in cell.steps.items():
-        unit = "share of a" if step.logarithm else unit_of_metric(name)
+        unit = unit_of_metric(name)
+        if step.logarithm:
+            unit = "share of a"
         steps[name] = asdict(step.estimate()) | {"unit": unit}
     return {
         "cell": cell.name,

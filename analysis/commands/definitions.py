@@ -66,7 +66,9 @@ class Definition(NamedTuple):
         kind = f" ({self.verdict})" if self.verdict else ""
         width = min(98, get_terminal_size((98, 24)).columns)
         lines = [*textwrap.wrap(f"{self.name}{kind}: {self.meaning}", width)]
-        unit = "% (stored as a fraction: 0.5 is 50 %)" if self.unit == "%" else self.unit
+        unit = self.unit
+        if unit == "%":
+            unit = "% (stored as a fraction: 0.5 is 50 %)"
         how = "formula" if {*"÷×−"} & {*self.formula} else "note"
         for label, value in ((how, self.formula), ("unit", unit), ("to do", self.remedy)):
             if value:
@@ -90,8 +92,9 @@ def definitions() -> dict[str, Definition]:
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, "", "", verdict, remedy)
     for check in CHECKS:
-        of_check = (check.meaning, "", "", check.severity, check.remedy)
-        named[check.code] = Definition(check.code, *of_check)
+        named[check.code] = Definition(
+            check.code, check.meaning, "", "", check.severity, check.remedy
+        )
     return named
 
 
@@ -101,7 +104,9 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
     Raises ValueError for an unknown one, which may be meant for one of `topics`.
     """
     named = definitions()
-    form = name if name in named else metric(name).name  # stage/copy_ms is one name of a form
+    form = name
+    if name not in named:
+        form = metric(name).name  # one of several names of a form: stage/copy_ms
     if form not in named:
         alike = [entry for entry in named if name in re.split("[/_]", entry)]
         if alike:  # a part of a metric's name: busbw

@@ -93,10 +93,12 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     out = console()
     gpus_near: dict[str, list[str]] = {}
     for gpu in topology.devices:
-        cpus = f"CPU affinity {gpu.cpu_affinity}" if gpu.cpu_affinity else ""
-        node = f"NUMA node {gpu.numa_affinity}" if gpu.numa_affinity else ""
-        near = ", ".join(filter(None, (cpus, node)))
-        gpus_near.setdefault(near, []).append(f"GPU{gpu.index}")
+        near = []
+        if gpu.cpu_affinity:
+            near.append(f"CPU affinity {gpu.cpu_affinity}")
+        if gpu.numa_affinity:
+            near.append(f"NUMA node {gpu.numa_affinity}")
+        gpus_near.setdefault(", ".join(near), []).append(f"GPU{gpu.index}")
     for where, gpus in gpus_near.items():
         if where:
             out.print(f"{where}: {', '.join(gpus)}")
@@ -159,7 +161,9 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
 
 
 def _run_place(arguments: argparse.Namespace) -> None:
-    measured = read_input(arguments.p2p, parse_bandwidths) if arguments.p2p is not None else None
+    measured = None
+    if arguments.p2p is not None:
+        measured = read_input(arguments.p2p, parse_bandwidths)
     try:
         topology = read_topology(arguments.topology)
     except NoDriver as error:

@@ -153,7 +153,10 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(log.to_json(), indent=2))
         return
-    facts = [{"fact": name, "text": text} for name, text in _nccl_facts(log).items() if text]
+    facts = []
+    for name, text in _nccl_facts(log).items():
+        if text:
+            facts.append({"fact": name, "text": text})
     _print_table("NCCL log", FACTS, facts)
     pairs_of: dict[str, list[str]] = {}
     for pair, words in log.transports.items():
@@ -174,7 +177,10 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
 
 
 def _nccl_facts(log: NcclLog) -> dict[str, str]:
-    counts = [f"{many} {kind}" for kind, many in log.channels.items() if many is not None]
+    counts = []
+    for kind, many in log.channels.items():
+        if many is not None:
+            counts.append(f"{many} {kind}")
     channels = ", ".join(counts) or "not said"
     if log.channels_from == "rings":
         channels += " (from the rings)"
@@ -188,7 +194,9 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
     nics = [f"{name} of {count(ranks, 'rank')}" for name, ranks in sorted(users.items())]
     settings = [f"{name}={value}" for name, value in log.settings.items()]
     conflicts = [f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items()]
-    hosts = log.nodes or 1
+    hosts = ""
+    if log.nodes is not None and log.nodes > 1:
+        hosts = str(log.nodes)
     return {
         "version": log.version or "not said",
         "ranks": "not said" if log.nranks is None else str(log.nranks),
@@ -198,7 +206,7 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
         "several values": ", ".join(conflicts),
         "network": log.network or "",
         "network devices": ", ".join(nics),
-        "hosts": str(hosts) if hosts > 1 else "",
+        "hosts": hosts,
         "NVLS multicast": {True: "available", False: "not available", None: ""}[log.multicast],
     }
 
@@ -206,14 +214,17 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
 def _run_nccl_tests(arguments: argparse.Namespace) -> None:
     runs = []
     for file in arguments.files:
-        runs += [(file, nccl_run) for nccl_run in read_nccl_tests(file)]
+        for nccl_run in read_nccl_tests(file):
+            runs.append((file, nccl_run))
     if arguments.json:
         content = [nccl_run.to_json() | {"file": file} for file, nccl_run in runs]
         print(json.dumps({"runs": content}))
         return
     out = console()
     for file, nccl_run in runs:
-        ranks = "ranks not said" if nccl_run.ranks is None else count(nccl_run.ranks, "rank")
+        ranks = "ranks not said"
+        if nccl_run.ranks is not None:
+            ranks = count(nccl_run.ranks, "rank")
         facts = [nccl_run.collective or "collective not said", ranks]
         for gpu in nccl_run.devices:
             if gpu.get("name") and str(gpu["name"]) not in facts:
@@ -255,7 +266,9 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
         print(json.dumps(content))
         return
     for index, matrices in enumerate(runs, 1):
-        prefix = f"run {index} of {len(runs)}: " if len(runs) > 1 else ""
+        prefix = ""
+        if len(runs) > 1:
+            prefix = f"run {index} of {len(runs)}: "
         out = console()
         for gpu, device in sorted(matrices.devices.items()):
             out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
@@ -303,17 +316,21 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     ranks, collectives, copies = [], [], []
     for rank in summary.ranks:
         number = {"rank": str(rank.rank)}
-        ran_on = "the host" if rank.device is None else f"GPU {rank.device}"
-        facts = {**vars(rank), **number, "ran_on": ran_on}
+        facts = {**vars(rank), **number, "ran_on": "the host"}
+        if rank.device is not None:
+            facts["ran_on"] = f"GPU {rank.device}"
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
             facts[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
         ranks.append(facts)
-        collectives += [collective | number for collective in rank.nccl]
-        copies += [copy | number for copy in rank.memcpy]
+        for collective in rank.nccl:
+            collectives.append({**collective, **number})
+        for copy in rank.memcpy:
+            copies.append({**copy, **number})
     across = []
     for row in summary.collectives:
-        group = row["communicator"]
-        title = row["name"] if group is None else f"{row['name']} ({group})"
+        title = row["name"]
+        if row["communicator"] is not None:
+            title += f" ({row['communicator']})"
         across.append({**row, "name": title})
     _print_table(f"ranks ({summary.source})", RANKS, ranks)
     _print_table("collectives per rank", COLLECTIVES, collectives)

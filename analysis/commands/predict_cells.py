@@ -165,7 +165,9 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     parts = list(map(str.strip, text.split(",")))
     subsets = []
     if per_node is None:
-        groups = [part.split("+") for part in parts] if "+" in text else [parts]
+        groups = [parts]
+        if "+" in text:
+            groups = [part.split("+") for part in parts]
         for group in groups:
             if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
                 raise ValueError(f"--gpus {text!r}: expected {GPUS_FORM}")
@@ -505,8 +507,10 @@ def devices_of(query: CellQuery) -> str:
     """Return the GPUs of a query: `GPUs 0,1`, or how many on how many hosts."""
     if query.members:
         return f"{query.unit}{'s' * (query.ranks > 1)} {','.join(map(str, query.members))}"
-    hosts = f" on {query.hosts} hosts" if query.hosts != 1 else ""
-    return f"{count(query.ranks, query.unit)}{hosts}"
+    many = count(query.ranks, query.unit)
+    if query.hosts == 1:
+        return many
+    return f"{many} on {query.hosts} hosts"
 
 
 def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData) -> None:
@@ -515,12 +519,22 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
     if arguments.json:
         cells = []
         for result in held:
-            cell: dict[str, Any] = {"cell": result.cell.label, "records": result.cell.record_ids}
-            for name in ("step_ms", "cost_ms", "low", "high", "inside"):
-                cell[name] = getattr(result, name)
-            cell["forecast"] = asdict(result.forecast) if result.forecast is not None else None
-            cell["refused"] = result.why or None
-            cells.append(cell)
+            content = None
+            if result.forecast is not None:
+                content = asdict(result.forecast)
+            cells.append(
+                {
+                    "cell": result.cell.label,
+                    "records": list(result.cell.record_ids),
+                    "step_ms": result.step_ms,
+                    "cost_ms": result.cost_ms,
+                    "low": result.low,
+                    "high": result.high,
+                    "inside": result.inside,
+                    "forecast": content,
+                    "refused": result.why or None,
+                }
+            )
         facts = {"holdout": arguments.holdout, "level": LEVEL}
         print(json.dumps({**facts, "cells": cells, "summary": errors}))
         return

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
@@ -80,9 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
         folder = arguments.output.resolve()
     index = write(content, folder)
     if arguments.json:
-        summary: dict[str, Any] = {"report": str(index)}
-        for name in ("study", "limits", "finding", "unsaid"):
-            summary[name] = getattr(content, name)
+        summary = {
+            "report": str(index),
+            "study": content.study,
+            "limits": content.limits,
+            "finding": content.finding,
+            "unsaid": content.unsaid,
+        }
         print(json.dumps(summary | {"findings": dataclasses.asdict(findings)}))
         return 0
     out = console()
@@ -115,13 +118,18 @@ def _bundle(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"bundle": str(archive), "bytes": size, "sha256": digest}))
         return 0
-    large = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
-    for line in (
-        f"bundle: {archive} ({large})",
+    out = console()
+    large = f"{size / 1e3:,.0f} kB"
+    if size >= 1e6:
+        large = f"{size / 1e6:,.1f} MB"
+    out.print(f"bundle: {escape(str(archive))} ({large})", soft_wrap=True)
+    out.print(
         f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)",
-        f"anyone can check it: python -m analysis verify {archive.name}",
-    ):
-        console().print(escape(line), soft_wrap=True)
+        soft_wrap=True,
+    )
+    out.print(
+        f"anyone can check it: python -m analysis verify {escape(archive.name)}", soft_wrap=True
+    )
     return 0
 
 
@@ -154,11 +162,15 @@ def _seconds(arguments: argparse.Namespace) -> int:
     cells = []
     for record in records:
         cost = from_record(record)
-        marks = record.cell.run_suffixes(record.drift)
-        cell: dict[str, object] = {"cell": record.name, "marks": marks}
-        for name in ("record_id", "sweep_id", "state", "started_at"):
-            cell[name] = getattr(record, name)
-        cell["parts"] = cost.parts
+        cell: dict[str, object] = {
+            "cell": record.name,
+            "marks": record.cell.run_suffixes(record.drift),
+            "record_id": record.record_id,
+            "sweep_id": record.sweep_id,
+            "state": record.state,
+            "started_at": record.started_at,
+            "parts": dict(cost.parts),
+        }
         for name, value in cost.metrics.items():
             cell[name.removeprefix("cell/")] = value
         cells.append({name: value for name, value in cell.items() if value not in ({}, [], ())})

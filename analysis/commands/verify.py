@@ -101,7 +101,10 @@ def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, i
         if study in saved_bytes:
             content["bytes_saved"] = saved_bytes[study]
         contents.append(content)
-    print(json.dumps(contents[0] if len(contents) == 1 else {"studies": contents}))
+    if len(contents) == 1:
+        print(json.dumps(contents[0]))
+    else:
+        print(json.dumps({"studies": contents}))
 
 
 def _print(study: str, result: Verification, packed: str) -> None:

@@ -56,15 +56,19 @@ class Efficiency(float):
     @property
     def mark(self) -> str:
         """`against GPU 0`, for people; empty where every member was measured alone."""
-        return f"{AGAINST} {self.members}" if self.of else ""
+        if not self.of:
+            return ""
+        return f"{AGAINST} {self.members}"
 
     @property
     def members(self) -> str:
         """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
         if not self.of:
             return f"every {self.unit}"
-        plural = "s" if len(self.of) > 1 else ""
-        return f"{self.unit}{plural} {','.join(map(str, self.of))}"
+        unit = self.unit
+        if len(self.of) > 1:
+            unit += "s"
+        return f"{unit} {','.join(map(str, self.of))}"
 
 
 class Baselines:
@@ -157,7 +161,9 @@ class Baselines:
         if self.of_hosts(single):
             facts[HOST_BASELINES] = _record_ids(self.of_hosts(single))
         noise = self.noise(single)
-        return facts | {NOISE: noise} if noise else facts
+        if noise:
+            facts[NOISE] = noise
+        return facts
 
 
 def _record_ids(alone: Mapping[Member, Runs]) -> dict[str, list[str]]:
@@ -194,12 +200,14 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     that they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh
     1992); the slowest of these counts. Without a known noise it is the slowest as measured.
     """
-    rates = [runs.median_log_rate for runs in members.values()]
+    rates, factors_of_medians = [], []
+    for runs in members.values():
+        factors_of_medians.append(of_median(len(runs.values(IMAGES_PER_SECOND))))
+        rates.append(runs.median_log_rate)
     least, mean = min(rates), statistics.fmean(rates)
     if noise is None or len(rates) == 1:
         return least
-    repeats = [len(runs.values(IMAGES_PER_SECOND)) for runs in members.values()]
-    noise_variance = noise**2 * statistics.fmean(map(of_median, repeats))
+    noise_variance = noise**2 * statistics.fmean(factors_of_medians)
     variance = statistics.variance(rates)
     if variance <= NOISE_MULTIPLE * noise_variance:
         return mean
@@ -213,7 +221,9 @@ def clock_ratio(runs: Runs, alone: Collection[Runs]) -> float | None:
         return None
     slowest_mhz = min(alone, key=lambda member: member.median_log_rate).median(CLOCK)
     mhz = runs.median(CLOCK)
-    return slowest_mhz / mhz if slowest_mhz and mhz else None
+    if not slowest_mhz or not mhz:
+        return None
+    return slowest_mhz / mhz
 
 
 def _noise_group(runs: Runs) -> Hashable:
@@ -254,7 +264,12 @@ def control_cells(cell: Cell) -> list[Cell]:
 def _each_host(cell: Cell) -> Iterator[Cell]:
     """Yield a cell on each of its hosts alone, with its servers there; without hosts, the cell."""
     for host in cell.hosts:
-        servers = [host if server in cell.hosts else server for server in cell.server_hosts]
+        servers = []
+        for server in cell.server_hosts:
+            if server in cell.hosts:
+                servers.append(host)
+            else:
+                servers.append(server)
         yield dataclasses.replace(cell, hosts=(host,), server_hosts=tuple(servers))
     if not cell.hosts:
         yield cell

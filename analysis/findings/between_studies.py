@@ -42,7 +42,6 @@ from conf.options import to_text
 CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"  # of a comparison with a limit
-SEVERAL = "has it on several machines or with several versions; the last is shown"
 NO_SCATTER = "too few repeats in {} to know its run-to-run variation; use repeats=3"
 FEWEST_REPEATS = 3  # that alone give a cell a noise floor of its own
 MOST_REPEATS = 100  # that anybody would measure
@@ -177,7 +176,8 @@ def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
     """Return what makes cells of several studies the same; `hosts` gives hosts other names."""
     chosen = {"strategy.name", "benchmark.name"}
     for group in ("strategy", "benchmark"):
-        chosen |= {f"{group}.{option}" for option, _ in chosen_options(cell, group)}
+        for option, _ in chosen_options(cell, group):
+            chosen.add(f"{group}.{option}")
     request = {}
     for name, value in request_of(cell).items():
         is_default = name.startswith(("strategy.", "benchmark.")) and name not in chosen
@@ -202,15 +202,19 @@ def options_apart(
         sides.append(requests)
     apart: dict[str, tuple[str, str]] = {}
     for name in dict.fromkeys(itertools.chain(*sides[0], *sides[1])):
-        before, after = (
-            dict.fromkeys(request.get(name, "not set") for request in side) for side in sides
-        )
+        values = []
+        for side in sides:
+            values.append(dict.fromkeys(request.get(name, "not set") for request in side))
+        before, after = values
         if before and after and not before.keys() & after.keys():
             apart[name] = (" or ".join(before), " or ".join(after))
     for group in ("strategy", "model", "benchmark"):  # options follow from the name
         if f"{group}.name" in apart:
-            others = {name: apart[name] for name in apart if not name.startswith(f"{group}.")}
-            apart = {group: apart[f"{group}.name"], **others}
+            chosen = {group: apart[f"{group}.name"]}
+            for name, ends in apart.items():
+                if not name.startswith(f"{group}."):
+                    chosen[name] = ends
+            apart = chosen
     return apart
 
 
@@ -269,19 +273,23 @@ def _difference(
     if not metric:
         why = "no rate that both measured"
     elif repeated:
-        why = f"{repeated[0]} {SEVERAL}"
-    else:
-        sides = zip(STUDIES, numbers, strict=True)
-        unknown = [study for study, side in sides if side[metric].error is None]
-        if unknown:
-            why = NO_SCATTER.format(" and ".join(unknown))
+        why = (
+            f"{repeated[0]} has it on several machines or with several versions; the last is shown"
+        )
+    unknown = []
+    for study, side in zip(STUDIES, numbers, strict=True):
+        if metric and side[metric].error is None:
+            unknown.append(study)
+    if unknown and not why:
+        why = NO_SCATTER.format(" and ".join(unknown))
+    gpus = before[-1][1].gpus
     return CellDifference(
-        name=name,
-        gpus=before[-1][1].gpus,
-        metric=metric,
-        first=first,
-        second=second,
-        steps=steps,
+        name,
+        gpus,
+        metric,
+        first,
+        second,
+        steps,
         why=why,
         against=against,
         all_suspect=tuple(all_suspect),
@@ -313,8 +321,11 @@ def _main_metric(runs: Runs) -> str:
     """Return the metric that is compared: the rate, else the first marked one; else empty."""
     if runs.log_rates:
         return runs.rate.metric
+    names: dict[str, float] = {}
+    for record in runs.records:
+        names |= record.metrics
     marked = []
-    for name in dict.fromkeys(itertools.chain(*[record.metrics for record in runs.records])):
+    for name in names:
         entry = entry_of(name)
         if entry.first and not entry.signed and runs.logarithms(name):
             marked.append(name)

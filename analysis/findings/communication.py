@@ -173,13 +173,14 @@ class Exposures:
             if not runs.values(COST):
                 continue
             cost_ms, floor = statistics.median(runs.values(COST)), runs.floor(COST)
+            halves = []
             if floor is not None:
                 error = floor.deviation * math.sqrt(of_median(len(runs.values(COST))))
-                half_ms = quantile(floor.freedom) * error
-            else:
-                measured = [record for record in runs.records if COST in record.metrics]
-                half_ms = max(_next_run(runs, COST, record).half_ms for record in measured)
-            costs.append(Uncertain(cost_ms, half_ms))
+                halves.append(quantile(floor.freedom) * error)
+            for record in runs.records:
+                if floor is None and COST in record.metrics:
+                    halves.append(_next_run(runs, COST, record).half_ms)
+            costs.append(Uncertain(cost_ms, max(halves, default=math.nan)))
             ids += runs.record_ids
         if costs:
             return CostAlone(_mean(costs), tuple(ids))
@@ -246,12 +247,21 @@ def communication(study: Study) -> tuple[Communication, ...]:
     cells = []
     for runs in study.timed:
         claims = list(filter(None, map(exposures.of, runs.records)))
-        exposed_ms = _median_of_known([claim.exposed_ms for claim in claims])
-        hidden_share = _median_of_known([claim.hidden_share for claim in claims])
-        why = next(filter(None, [claim.why for claim in claims]), "")
-        if claims:
-            where = (labels.label(study, runs), runs.gpus, runs.key, runs.record_ids)
-            cells.append(Communication(*where, exposed_ms, hidden_share, why))
+        if not claims:
+            continue
+        why = ""
+        for claim in claims:
+            why = why or claim.why
+        cell = Communication(
+            label=labels.label(study, runs),
+            gpus=runs.gpus,
+            key=runs.key,
+            record_ids=runs.record_ids,
+            exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),
+            hidden_share=_median_of_known([claim.hidden_share for claim in claims]),
+            why=why,
+        )
+        cells.append(cell)
     return tuple(cells)
 
 
@@ -290,14 +300,17 @@ class SeveralRecords:
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
         share, exposure = self._baselines.efficiency(record), self._exposures.of(record)
-        values = {
+        values: dict[str, float | None] = {
             EFFICIENCY: share,
             AT_EQUAL_CLOCKS: self._baselines.at_equal_clocks(record, share),
             NODE_EFFICIENCY: self._baselines.node_efficiency(record),
-            EXPOSED: exposure.exposed_ms if exposure else None,
-            HIDDEN: exposure.hidden_share if exposure else None,
         }
-        present = {name: value for name, value in values.items() if value is not None}
+        if exposure is not None:
+            values |= {EXPOSED: exposure.exposed_ms, HIDDEN: exposure.hidden_share}
+        present = {}
+        for name, value in values.items():
+            if value is not None:
+                present[name] = value
         return present | disagreement({**record.metrics, **present})
 
     def shown(self, record: Record) -> dict[str, float]:

@@ -216,7 +216,8 @@ class RateSteps:
                     cells.append(runs)
         rows = []
         for runs in cells:
-            rows.append(list(map(self._of_turns[runs].get, turns)))
+            of_turns = self._of_turns[runs]
+            rows.append([of_turns[turn] for turn in turns])
         rates = np.array(rows)
         means = rates.mean(axis=1)
         rest = rates - means[:, None]
@@ -448,7 +449,8 @@ def _ranked(
     ranked = []
     for runs in members:
         pair = frozenset((each.gpus, frozenset(each.key.items())) for each in (first, runs))
-        standing, why, behind = UNKNOWN, unknown[runs], steps[runs].estimate()
+        standing, why = UNKNOWN, unknown[runs]
+        behind = steps[runs].estimate()
         if not is_seen:
             why = why or NOTHING_TO_COMPARE
         elif runs is first:

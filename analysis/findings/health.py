@@ -15,7 +15,7 @@ from analysis.study.intervals import LEVEL, quantile
 from analysis.study.names import gpu_ids, gpu_list, unit
 from analysis.study.noise_floor import CLOCK, is_suspect, pooled_scatter
 from analysis.study.provenance import CONNECTIONS
-from analysis.study.runs import Runs, RunsByMember, merged
+from analysis.study.runs import Runs, RunsByMember
 from analysis.study.study import Study
 from analysis.text import count
 
@@ -79,12 +79,13 @@ def _fault(runs: Runs, others: Sequence[Runs], slow: Collection[Runs]) -> str:
     codes: dict[str, str] = {}
     for record in runs.records:
         codes |= record.validity.against
-    mhz, others_together = runs.median(CLOCK), merged(others)
-    usual_mhz = others_together.values(CLOCK)
-    usual_transports = [str(transport_of(other)) for other in others]
-    for record in others_together.records:
-        for code in record.validity.against:
-            codes.pop(code, None)
+    mhz, usual_mhz, usual_transports = runs.median(CLOCK), [], []
+    for other in others:
+        usual_mhz += other.values(CLOCK)
+        usual_transports.append(str(transport_of(other)))
+        for record in other.records:
+            for code in record.validity.against:
+                codes.pop(code, None)
     reasons += codes.values()
     if mhz and usual_mhz and mhz < SLOWER_CLOCK * statistics.median(usual_mhz):
         reasons.append(f"its clock is {mhz:,.0f} MHz, usual {statistics.median(usual_mhz):,.0f}")

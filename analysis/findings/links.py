@@ -22,7 +22,7 @@ from analysis.study.conditions import Condition
 from analysis.study.draws import MEASURED, Draws, estimate
 from analysis.study.intervals import Estimate
 from analysis.study.provenance import facts_of_hosts, gpus_of, interface_of, interface_rates
-from analysis.study.runs import Key, Runs, grouped, merged
+from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
 from analysis.topology.model import (
     Gpu,
@@ -164,8 +164,13 @@ def _measured(records: Iterable[Record]) -> dict[str, Matrix]:
 
 def machine_links(study: Study) -> dict[str, MachineLinks]:
     """Return the links of every machine of a study, by the machine's name."""
-    machines = grouped(study.runs, lambda runs: runs.machine).items()
-    return {name: MachineLinks(merged(members).records) for name, members in machines}
+    links = {}
+    for name, members in grouped(study.runs, lambda runs: runs.machine).items():
+        records: list[Record] = []
+        for runs in members:
+            records += runs.records
+        links[name] = MachineLinks(records)
+    return links
 
 
 def transport_of(runs: Runs) -> str | None:
@@ -259,10 +264,12 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
 
 def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws]:
     """Return the mean of images per second and GPU, and draws of it (DRAWS,)."""
+    rates, drawn = [], []
+    for runs in members:
+        rates.append(math.exp(runs.log_rate.value))
+        drawn.append(runs.log_rate.draws[MEASURED])
     size = members[0].cell.world_size
-    rates = [math.exp(runs.log_rate.value) for runs in members]
-    draws: Draws = np.exp([runs.log_rate.draws[MEASURED] for runs in members]).mean(axis=0)
-    return fmean(rates) / size, draws / size
+    return fmean(rates) / size, np.exp(drawn).mean(axis=0) / size
 
 
 # The network between the hosts of a cell: its interfaces, what they carried and could carry.
@@ -335,7 +342,9 @@ def _wire(facts: Mapping[str, Any], used: Sequence[str]) -> HostWire:
         if rate:
             rates[str(port.get("device"))] = float(rate[1])
     rates |= interface_rates(facts)
-    ports = "+".join(devices).split("+")
-    if not rates.keys() >= set(ports):
-        return HostWire(devices, None)
-    return HostWire(devices, sum(rates[port] for port in ports))
+    of_ports = []
+    for port_name in "+".join(devices).split("+"):
+        if port_name not in rates:
+            return HostWire(devices, None)
+        of_ports.append(rates[port_name])
+    return HostWire(devices, sum(of_ports, 0.0))

@@ -232,11 +232,15 @@ def _speedup_over(
 ) -> LogSpeedup | None:
     if not members:
         return None
-    alone = {member: of_member.log_rate for member, of_member in members.items()}
-    rate_draws = [sample.draws for sample in alone.values()]
+    alone, rate_draws, factors_of_medians = {}, [], []
+    for member, of_member in members.items():
+        sample = of_member.log_rate
+        alone[member] = sample
+        rate_draws.append(sample.draws)
+        factors_of_medians.append(of_median(sample.runs))
     draws: Draws = np.min(rate_draws, axis=0)
-    if noise is not None and len(alone) > 1:  # each draw is shrunk as `log_slowest` does
-        factor = sum(of_median(sample.runs) for sample in alone.values()) / len(alone)
+    if noise is not None and len(rate_draws) > 1:  # each draw is shrunk as `log_slowest` does
+        factor = sum(factors_of_medians) / len(factors_of_medians)
         noise_variances = noise**2 * np.array([[1.0], [factor]])
         mean, variances = np.mean(rate_draws, axis=0), np.var(rate_draws, axis=0, ddof=1)
         with np.errstate(divide="ignore"):
@@ -253,8 +257,12 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
-    speedups = [(point.world_size, point.speedup.value) for point in points if point.speedup]
-    size, speedup = np.array(speedups, dtype=float).reshape(-1, 2).T
+    world_sizes, speedups = [], []
+    for point in points:
+        if point.speedup is not None:
+            world_sizes.append(point.world_size)
+            speedups.append(point.speedup.value)
+    size, speedup = np.array(world_sizes, dtype=float), np.array(speedups, dtype=float)
     terms_of_usl = np.stack([size - 1, size * (size - 1)], axis=1)
     laws = []
     for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():

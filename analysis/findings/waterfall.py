@@ -6,7 +6,6 @@ timeline of steps shows.
 """
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -137,7 +136,8 @@ class ExplainedSubset:
         if self.runs.gpus in self.without:
             controls.append(self.without[self.runs.gpus])
         samples = [self.runs.log_rate, *self.rates.values()]
-        samples += [control.log_rate for control in controls]
+        for control in controls:
+            samples.append(control.log_rate)
         cost = self.runs.difference(COST)
         if cost is not None and cost.floor is not None:  # as a share of a step
             ms = self.measured.ms
@@ -147,14 +147,19 @@ class ExplainedSubset:
 
     def spread(self, degrees: float) -> WaterfallPart:
         """Return what ranks lose because they wait for the slowest GPU; the ideal is without it."""
-        missing = [gpu for gpu in self.runs.gpus if gpu not in self.rates]
+        missing, rates, log_draws = [], [], []
+        for gpu in self.runs.gpus:
+            if gpu not in self.rates:
+                missing.append(gpu)
+                continue
+            rates.append(math.exp(self.rates[gpu].value))
+            log_draws.append(self.rates[gpu].draws)
         if missing:
             why = f"{gpu_list(missing)} did not run alone with strategy=none"
             return WaterfallPart(
                 SPREAD, None, f"{why}: one of them may be the slowest", above_ideal=True
             )
-        rates = [math.exp(rate.value) for rate in self.rates.values()]
-        drawn = np.exp([rate.draws for rate in self.rates.values()])
+        drawn = np.exp(log_draws)
         draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
         lost = next_run(sum(rates) - len(rates) * min(rates), draws, degrees)
         return WaterfallPart(SPREAD, lost, above_ideal=True)
@@ -340,7 +345,11 @@ def split_by_hosts(
         return parts
     if len(runs.cell.gpus) == 1:
         return [LossPart(BETWEEN, exposed, why), *rest]
-    costs = list(filter(None, [of_host.step(COST) for of_host in hosts.values()]))
+    costs = []
+    for of_host in hosts.values():
+        cost = of_host.step(COST)
+        if cost is not None:
+            costs.append(cost)
     inside = mean_step(costs)
     if inside is None or len(costs) < len(runs.cell.hosts):
         return [LossPart(COMMUNICATION, exposed, _joined(why, UNSPLIT)), *rest]
@@ -357,19 +366,28 @@ def split_by_timeline(
     if exposed is None:
         return parts
     together = _timeline_steps(runs)
-    steps_alone = list(filter(None, map(_timeline_steps, alone.values())))
-    mean_tail = mean_step([steps[TAIL] for steps in steps_alone])
-    mean_slowed = mean_step([steps[SLOWED] for steps in steps_alone])
+    tails_alone, slowed_alone = [], []
+    for member in alone.values():
+        of_member = _timeline_steps(member)
+        if of_member:
+            tails_alone.append(of_member[TAIL])
+            slowed_alone.append(of_member[SLOWED])
+    mean_tail, mean_slowed = mean_step(tails_alone), mean_step(slowed_alone)
     if not together or mean_tail is None or mean_slowed is None:
         reason = UNSEEN_ALONE
         if not together:
-            rows = _timeline_rows(runs.records[0]).values()
-            reasons = itertools.chain(*[row.get("unknown", {}).values() for row in rows])
-            reason = str(next(reasons, UNSEEN))
+            reason = _why_unseen(runs.records[0])
         return [LossPart(name, exposed, _joined(why, f"not split further: {reason}")), *rest]
     tail, slowed = together[TAIL] - mean_tail, together[SLOWED] - mean_slowed
     unexplained = LossPart(REST, exposed - tail - slowed)
     return [LossPart(TAIL, tail, why), LossPart(SLOWED, slowed), unexplained, *rest]
+
+
+def _why_unseen(record: Record) -> str:
+    for row in _timeline_rows(record).values():
+        for reason in row.get("unknown", {}).values():
+            return str(reason)
+    return UNSEEN
 
 
 def _joined(*reasons: str) -> str:

@@ -120,8 +120,11 @@ def wire_lines(
     )
     chosen = []
     for mechanism in mechanisms.values():
-        cells = [runs for runs in mechanism if _wire_ms(runs) and runs.median(COST) is not None]
-        times = list(map(_wire_ms, cells))
+        cells, times = [], []
+        for runs in mechanism:
+            if _wire_ms(runs) and runs.median(COST) is not None:
+                cells.append(runs)
+                times.append(_wire_ms(runs))
         if len(cells) >= FEWEST and max(times) >= SPREAD * min(times):
             chosen.append(cells)
     if mechanisms and not chosen:

@@ -110,7 +110,9 @@ class NcclTestsRun:
         for numbers in self.placements():
             if numbers["busbw"] is not None:
                 speeds.append(numbers["busbw"])
-        return sum(speeds) / len(speeds) if speeds else None
+        if not speeds:
+            return None
+        return float(sum(speeds) / len(speeds))
 
     @property
     def rows_missing(self) -> bool:
@@ -329,7 +331,10 @@ def _run_in(runs: list[NcclTestsRun], line_number: int, part: int) -> NcclTestsR
 def _read_header(text: str) -> tuple[str, ...]:
     """Return the columns between the type and the numbers, and those of one placement."""
     columns = text.split()[4:]
-    left = [word for word in columns[:2] if word in ("redop", "root")]
+    left = []
+    for word in columns[:2]:
+        if word in ("redop", "root"):
+            left.append(word)
     half = (len(columns) - len(left)) // 2
     placement = columns[-half:]
     if columns[len(left) :] != placement * 2 or placement not in _COLUMNS:

@@ -8,7 +8,7 @@ The row is the GPU that runs the copy.
 import json
 import re
 from dataclasses import dataclass, field
-from itertools import chain, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,15 @@ def parse_matrices(text: str) -> list[Matrices]:
     if _ROW.fullmatch(last):
         reader.read_line(len(lines) + 1, last)
     reader.note_missing()
-    runs = [run for run in reader.runs if any(run.entries.values())]
+    runs, empty = [], []
+    names: list[str] = []
+    for run in reader.runs:
+        names += run.ids
+        if any(run.entries.values()):
+            runs.append(run)
+        else:
+            empty.append(run)
     if not runs:
-        names = list(chain.from_iterable(run.ids for run in reader.runs))
         if not text.strip():
             reason = "the text is empty"
         elif names:
@@ -230,7 +236,9 @@ class _MatrixReader:
         if head is None:
             return
         label = int(head[1])
-        words = row[2].split() if row else []
+        words: list[str] = []
+        if row:
+            words = row[2].split()
         if label in self.columns and self.columns.index(label) <= self.last_row:
             # Rows come in order: this one belongs to a matrix whose header is lost.
             run.notes.append(

@@ -276,7 +276,9 @@ def nodes_of(group: Group, events: Iterable[Event]) -> int | None:
     for event in events:
         if isinstance(event, Nodes) and event.nranks == group.nranks:
             counts.add(event.nodes)
-    return counts.pop() if len(counts) == 1 else None
+    if len(counts) != 1:
+        return None
+    return counts.pop()
 
 
 def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:

@@ -183,9 +183,12 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     for group in sorted(index.groups, key=lambda group: -(group.nranks or 0)):
         if group is not largest:
             communicators.append(Communicator(group.name, group.nranks, devices_of(group)))
-    multicast = _values(events, "multicast")
-    if len(multicast) > 1:
+    multicast = None
+    words = _values(events, "multicast")
+    if len(words) > 1:
         notes.append("ranks disagree on whether NVLS multicast is available")
+    elif words:
+        multicast = words == ["yes"]
     return NcclLog(
         version=version,
         cuda=_agreed_value(events, "cuda", notes, "CUDA versions"),
@@ -200,7 +203,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         announced_by=announced_by,
         processes=len(lines.processes),
         algorithms=_choices(events),
-        multicast=multicast == ["yes"] if len(multicast) == 1 else None,
+        multicast=multicast,
         network=_agreed_value(events, "network", notes, "networks"),
         nics=nics_of(connections, events),
         nodes=nodes_of(largest, events),
@@ -319,7 +322,9 @@ def _agreed_value(events: list[Event], kind: str, notes: list[str], plural: str)
     values = _values(events, kind)
     if len(values) > 1:
         notes.append(f"ranks report different {plural}: {', '.join(sorted(values))}")
-    return values[0] if len(values) == 1 else None
+    if len(values) != 1:
+        return None
+    return values[0]
 
 
 def _first_values(events: list[Event], kind: str, notes: list[str]) -> tuple[str, ...]:

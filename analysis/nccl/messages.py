@@ -233,10 +233,17 @@ def _membership(body: str, process: LogProcess) -> Events:
     if match is None:
         return None
     pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
-    index = int(nvml) if nvml else None
-    split = (parent, count, colour) if parent else None
-    names = (index, bus_id, comm_id, split)
-    return [Membership(process, pointer, int(rank), int(nranks), *names, state == "COMPLETE")]
+    split = index = None
+    if parent:
+        split = (parent, count, colour)
+    if nvml:
+        index = int(nvml)
+    is_complete = state == "COMPLETE"
+    return [
+        Membership(
+            process, pointer, int(rank), int(nranks), index, bus_id, comm_id, split, is_complete
+        )
+    ]
 
 
 def _channel_counts(body: str, process: LogProcess) -> Events:

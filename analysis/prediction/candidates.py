@@ -120,8 +120,11 @@ def candidates(
     queries = [cell.query for cell in calibration.timed]
     refuse_unknown_names(request.strategies or (), [cell.query for cell in calibration.cells])
     by_workload: dict[Workload, list[Candidate]] = {}
-    for workload in _chosen_workloads(calibration.by_workload, request.work):
-        here = [cell.query for cell in calibration.by_workload[workload]]
+    of_workload: dict[Workload, list[CellQuery]] = {}
+    for query in queries:
+        of_workload.setdefault(query.workload, []).append(query)
+    for workload in _chosen_workloads(of_workload, request.work):
+        here = of_workload[workload]
         sizes = statistics.multimode([query.batch_size for query in here])
         if not request.every_option:
             sizes = sizes[:1]

@@ -247,7 +247,9 @@ def hold_out(calibration: CalibrationData, way: str, most: float = math.inf) -> 
         if key not in calibrations:
             calibrations[key] = _calibration_without(calibration, way, key)
         assert cell.step_ms is not None
-        cost_ms = None if cell.cost_ms is None else mean(cell.cost_ms)
+        cost_ms = None
+        if cell.cost_ms is not None:
+            cost_ms = mean(cell.cost_ms)
         prediction, why = None, ""
         try:
             prediction = forecast(calibrations[key], cell.query)
@@ -380,11 +382,15 @@ def errors_of(held: Sequence[HeldOut]) -> dict[str, Any]:
         "cells": len(held),
         "not_forecast": len(held) - len(errors["step"]),
         "cost_cells": len(errors["cost"]),
-        "covered": sum(inside) if inside else None,  # of the cells with an interval
+        "covered": None,  # of the cells with an interval
         "with_interval": len(inside),
     }
+    if inside:
+        summary["covered"] = sum(inside)
     for name, several in errors.items():
-        summary[name] = fmean(several) if several else None
+        summary[name] = None
+        if several:
+            summary[name] = fmean(several)
     return summary
 
 

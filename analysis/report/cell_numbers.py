@@ -60,8 +60,14 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     texts[RESULT] = first_number(record, values)
     # What NCCL really used: `P2P/CUMEM over NV18, 24 channels`.
     used, channels = record.effective.get("transport"), record.effective.get("channels")
-    texts[TRANSPORT] = f"{used}, {channels} channels" if used and channels else str(used or "")
-    return {name: texts[name] for name in COLUMNS if texts.get(name, "") not in ("", ABSENT)}
+    texts[TRANSPORT] = str(used or "")
+    if used and channels:
+        texts[TRANSPORT] += f", {channels} channels"
+    filled = {}
+    for column in COLUMNS:
+        if texts.get(column, "") not in ("", ABSENT):
+            filled[column] = texts[column]
+    return filled
 
 
 def cost_text(record: Record, values: Mapping[str, float]) -> str:
@@ -154,8 +160,8 @@ def first_number(record: Record, values: Mapping[str, float]) -> str:
     if not ends:
         return f"{text}, {ONE_RUN}"
     unit = f"{THIN}{kind.unit}"
-    low, high = (number(end, kind).removesuffix(unit) for end in ends)
-    return f"{text} ({low} to {high} {WORDS})"
+    low, high = number(ends[0], kind), number(ends[1], kind)
+    return f"{text} ({low.removesuffix(unit)} to {high.removesuffix(unit)} {WORDS})"
 
 
 def first_metric(record: Record) -> str | None:
@@ -164,7 +170,9 @@ def first_metric(record: Record) -> str | None:
     """
     compared = primary_rate(record.cell).metric
     if compared in record.metrics:
-        return None if compared in COLUMN_OF else compared
+        if compared in COLUMN_OF:
+            return None
+        return compared
     marked, own = [], []
     for name in record.metrics:
         entry = metrics.known(name)

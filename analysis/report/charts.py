@@ -105,6 +105,16 @@ class WaterfallStep:
     pale: bool = False  # not told apart from 0
 
 
+@dataclass(frozen=True)
+class ScatterPoint:
+    """A point of a scatter."""
+
+    x: float
+    y: float
+    label: str
+    weight: float  # points with more weight are named first
+
+
 HOLLOW = " Hollow markers: suspect runs."  # the end of a caption
 
 
@@ -223,8 +233,12 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
         return
     estimates, lines = [], [*y.shown, *[0.0] * y.from_zero]
     for curve in curves:
-        estimates += [estimate for _, estimate, _ in curve.points]
-        lines += [value for _, value in curve.ideal]
+        for _, estimate, _ in curve.points:
+            estimates.append(estimate)
+        for _, value in curve.ideal:
+            lines.append(value)
+    if y.from_zero:
+        lines.append(0.0)
     low, high = window(estimates, lines)
     if y.from_zero:
         axes.set_ylim(0, high)
@@ -362,16 +376,13 @@ def waterfall_figure(
 def scatter_figure(
     name: str,
     caption: str,
-    points: Sequence[tuple[float, float, str, float]],
+    points: Sequence[ScatterPoint],
     line: Sequence[tuple[float, Estimate]],
     colour: str,
     x: Axis,
     y: Axis,
 ) -> Figure:
-    """Return points with a line and its band.
-
-    A point is (x, y, name, weight); those with most weight are named first, where names fit.
-    """
+    """Return points with a line and its band, named where their names fit."""
     figure, axes = new_axes(_curve_height(3.0))
     xs, ends = [], []
     heights: list[float] = []
@@ -381,22 +392,23 @@ def scatter_figure(
         ends.append((expected.low, expected.high))
     axes.plot(xs, heights, color=colour, lw=1.4, zorder=2)
     axes.fill_between(xs, *zip(*ends, strict=True), color=colour, alpha=0.16, lw=0)
-    rows = []
-    for along, up, label, _ in points:
-        axes.plot(along, up, "o", zorder=3, color=colour)
-        rows.append((label, along, up))
-        heights.append(up)
+    rows, most = [], 0.0
+    for point in points:
+        axes.plot(point.x, point.y, "o", zorder=3, color=colour)
+        rows.append((point.label, point.x, point.y))
+        heights.append(point.y)
+        most = max(most, point.x)
     room = 0.12 * (max(heights) - min(heights)) or 1.0
-    axes.set_xlim(0, 1.06 * max(along for _, along, _ in rows))
+    axes.set_xlim(0, 1.06 * most)
     axes.set_ylim(min(heights) - room, max(heights) + room)
     axes.set_xlabel(x.label, color=INK)
     axes.set_ylabel(y.label, color=INK)
     axes.tick_params(length=0)
     taken: list[tuple[float, float]] = []
     width, height = figure.get_size_inches()
-    for *at, label, _ in sorted(points, key=lambda point: -point[3]):
-        along, up = axes.transLimits.transform(at)
-        length = 0.08 * len(label) / width  # of the axes
+    for point in sorted(points, key=lambda point: -point.weight):
+        along, up = axes.transLimits.transform((point.x, point.y))
+        length = 0.08 * len(point.label) / width  # of the axes
         start, side, moved = along, "left", 6
         if along + length > 1:
             start, side, moved = along - length, "right", -6
@@ -404,7 +416,7 @@ def scatter_figure(
             continue
         taken.append((start, up))
         look: Any = {"textcoords": "offset points", "ha": side, "va": "center", "color": MUTED}
-        axes.annotate(label, at, (moved, 0), **look)
+        axes.annotate(point.label, (point.x, point.y), (moved, 0), **look)
     return as_figure(figure, name, caption, numbers_table(("point", x.key, y.key), rows))
 
 
@@ -433,12 +445,13 @@ def heat_map_figure(
     for (row, column), value in entries.items():
         rows.append((row, column, value))
         x, y = ids.index(column), ids.index(row)
-        look: Any = {"facecolor": EMPTY, "edgecolor": EDGE, "linewidth": 1.5}
-        light = shade(value, scale, unit) if row != column else 1.0
+        ink = "black"
+        fill: Any = EMPTY
         if row != column:
-            look["facecolor"] = colormaps["cividis"](light)
-        axes.add_patch(Rectangle((x, y), 1, 1, **look))
-        ink = "black" if light >= BLACK_FROM else "white"
+            light = shade(value, scale, unit)
+            fill = colormaps["cividis"](light)
+            ink = "black" if light >= BLACK_FROM else "white"
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=EDGE, linewidth=1.5))
         axes.text(x + 0.5, y + 0.5, number(value), ha="center", va="center", color=ink)
     middles = [position + 0.5 for position in range(len(ids))]
     axes.set_xticks(middles, list(map(str, ids)))
@@ -470,5 +483,7 @@ def shade(value: float, scale: Scale, unit: str) -> float:
     low, high = scale
     if value <= 0 or high <= low:
         return 0.0
-    ratio = value / low if unit == "µs" else high / value
+    ratio = high / value
+    if unit == "µs":
+        ratio = value / low
     return math.log(ratio) / math.log(max(high / low, LEAST_CONTRAST))

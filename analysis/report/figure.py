@@ -191,10 +191,12 @@ def for_screen_and_phone(drawn: Figure, screen_in: float = SCREEN_IN) -> Figure:
 
 def for_phone(drawn: Figure) -> Figure:
     """Return a figure with a drawing for phones too, if it needs one."""
-    if drawn.card or drawn.on_page or drawn.figure is None:
+    canvas = drawn.figure
+    if drawn.card or drawn.on_page or canvas is None:
         return drawn
-    width = drawn.figure.get_figwidth()
-    return drawn if width <= WIDTHS_IN["single"] else for_screen_and_phone(drawn, width)
+    if canvas.get_figwidth() <= WIDTHS_IN["single"]:
+        return drawn
+    return for_screen_and_phone(drawn, canvas.get_figwidth())
 
 
 def saved(figure: Any, form: str) -> bytes:

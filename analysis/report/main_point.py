@@ -79,9 +79,10 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     plainer = [each.point for each in equals if len(each.point.key) < longest]
 
     def default_first(each: CurvePoint) -> tuple[bool, int, int]:
-        point = each.point
-        rivals = [rival.key.items() for rival in plainer if rival.gpus == point.gpus]
-        has_plainer = any(options < point.key.items() for options in rivals)
+        point, has_plainer = each.point, False
+        for rival in plainer:
+            if rival.gpus == point.gpus and rival.key.items() < point.key.items():
+                has_plainer = True
         changed = len(DEFAULTS.items() - point.key.items())
         return has_plainer, changed, order.get(point.record_ids[0], 0)
 
@@ -179,8 +180,15 @@ def loss_against_none(findings: Findings, point: Point) -> Estimate | None:
 # Names of figures that answer, best first; a study has the first that its sections drew.
 RANKING = "rates"
 ANSWERS = (
-    *("question", "where-each-wins", "efficiency-1", "by-option-1", "collectives", RANKING),
-    *("scaling-1", "pairs-1", "waterfall-1"),
+    "question",
+    "where-each-wins",
+    "efficiency-1",
+    "by-option-1",
+    "collectives",
+    RANKING,
+    "scaling-1",
+    "pairs-1",
+    "waterfall-1",
 )
 
 

@@ -62,8 +62,13 @@ def number(
     mark = ""
     if isinstance(value, Efficiency) and value.mark:
         mark = THIN + value.mark.replace(" ", THIN)
-    sign = MINUS if value < 0 else "+" * form.sign
-    size = abs(value * form.factor)
+    printed = value * form.factor
+    sign = ""
+    if printed < 0:
+        sign = MINUS
+    elif form.sign:
+        sign = "+"
+    size = abs(printed)
     if form == KINDS["share"] and size > MOST_SHARE:
         return f"{sign}over {MOST_SHARE:,}{THIN}%"
     decimals = form.decimals

@@ -146,8 +146,9 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
 def measured(study: Study) -> str:
     """Return what was measured and on how many devices of which machine."""
     records: Sequence[Record] = study.usable or study.records
-    is_done, trained = any(record.state == "finished" for record in records), []
+    is_done, trained = False, []
     for record in records:
+        is_done = is_done or record.state == "finished"
         counts_images = RATE in record.metrics or named(record, "benchmark") == "throughput"
         if counts_images and not record.cell.runs_script:
             trained.append(record)
@@ -191,7 +192,9 @@ def _names(records: Sequence[Record], group: str) -> list[str]:
 
 def _several(records: Sequence[Record], group: str, plural: str = "") -> str:
     names = _names(records, group)
-    return join_words(names) if len(names) <= MOST_NAMES else count(len(names), group, plural)
+    if len(names) > MOST_NAMES:
+        return count(len(names), group, plural)
+    return join_words(names)
 
 
 def _devices(study: Study, records: Sequence[Record]) -> str:
@@ -262,8 +265,10 @@ def definition(point: Point) -> str:
         line += " with all images of a step"
     if not point.without_baseline:
         return f"{line}, the slowest."
-    gpus, were = ("GPUs", "were") if len(point.without_baseline) > 1 else ("GPU", "was")
-    return f"{line}; {gpus} {gpu_ids(point.without_baseline)} {were} not measured alone."
+    ids = gpu_ids(point.without_baseline)
+    if len(point.without_baseline) > 1:
+        return f"{line}; GPUs {ids} were not measured alone."
+    return f"{line}; GPU {ids} was not measured alone."
 
 
 def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
@@ -353,22 +358,27 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
             line += f" is {size} {word} than NCCL's default"
         causes = []
         if effect.other_transport:
-            before, after = (single_line(transport, 40) for transport in effect.transports)
-            causes.append(f"NCCL used {after} instead of {before}")
+            before, after = effect.transports
+            instead = f"instead of {single_line(before, 40)}"
+            causes.append(f"NCCL used {single_line(after, 40)} {instead}")
         lines.append(_with_causes(line, causes, [effect.exchange_ratio]))
     if not without_effect:
         return lines
-    names = join_words([single_line(effect.setting, 60) for effect in without_effect])
+    names, changes, ratios = [], [], []
+    causes = ["NCCL used the same transport"]
+    has_verdicts = True
+    for effect in without_effect:
+        names.append(single_line(effect.setting, 60))
+        changes.append(abs(effect.compared.difference.value))
+        ratios.append(effect.exchange_ratio)
+        has_verdicts = has_verdicts and bool(effect.compared.verdict)
+        if not all(effect.transports):
+            causes = []
     s = "s" * (len(without_effect) == 1)
-    line = f"{names} show{s} no significant difference from NCCL's default"
-    if not all(effect.compared.verdict for effect in without_effect):
-        changes = [abs(effect.compared.difference.value) for effect in without_effect]
+    line = f"{join_words(names)} show{s} no significant difference from NCCL's default"
+    if not has_verdicts:
         size = number(max(changes), "share")
-        line = f"{names} differ{s} from NCCL's default by at most {size} (single runs)"
-    causes = []
-    if all(all(effect.transports) for effect in without_effect):
-        causes = ["NCCL used the same transport"]
-    ratios = [effect.exchange_ratio for effect in without_effect]
+        line = f"{join_words(names)} differ{s} from NCCL's default by at most {size} (single runs)"
     return [*lines, _with_causes(line, causes, ratios)]
 
 
@@ -379,7 +389,9 @@ def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None
     elif ends:
         times = " to ".join(dict.fromkeys((number(ends[0]), number(ends[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
-    return f"{line}. {sentence(', and '.join(causes))}" if causes else f"{line}."
+    if causes:
+        return f"{line}. {sentence(', and '.join(causes))}"
+    return f"{line}."
 
 
 def between_hosts(study: Study, point: Point) -> str:
@@ -387,8 +399,11 @@ def between_hosts(study: Study, point: Point) -> str:
 
     `2 hosts train 1.3 times as fast as the slowest one alone. …`; empty on one host.
     """
-    runs = next(each for each in study.runs if each.record_ids == point.record_ids)
-    wires = host_wires(runs)
+    wires, hosts = None, 0
+    for runs in study.runs:
+        if runs.records[0].record_id in point.record_ids:
+            wires, hosts = host_wires(runs), len(runs.cell.hosts)
+            break
     if wires is None or wires.exchange_ms is None:
         return ""
     network = wires.worded or "the network between them"
@@ -429,9 +444,9 @@ def unknown_variation(study: Study, point: Point) -> str:
     """Return that the run-to-run variation of a point is not known, and why; else empty."""
     if interval(point.rate, "rate"):
         return ""
-    has_repeats = any(len(runs.records) > 1 for runs in study.timed)
-    why = "Too few repeated runs" if has_repeats else "Single runs"
-    return f"{why}: the run-to-run variation is unknown."
+    if any(len(runs.records) > 1 for runs in study.timed):
+        return "Too few repeated runs: the run-to-run variation is unknown."
+    return "Single runs: the run-to-run variation is unknown."
 
 
 def doubt(study: Study, point: Point) -> str:

@@ -383,9 +383,10 @@ def _runs_to_decide(asked: Asked, race: Race) -> int | None:
 
 
 def _others(asked: Asked, look: Look, state: str) -> list[tuple[str, Standing]]:
-    others = list(zip(asked.names, look.standings, strict=True))
-    del others[look.reference]
-    others = [named for named in others if named[1].state == state]
+    others = []
+    for index, standing in enumerate(look.standings):
+        if standing.state == state and index != look.reference:
+            others.append((asked.names[index], standing))
     return sorted(others, key=lambda named: -named[1].difference)
 
 

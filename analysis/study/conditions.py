@@ -42,7 +42,9 @@ class Rate:
 
     def change(self, first: float, second: float) -> float:
         """Return by which share of the first the rate changes between two values of the metric."""
-        return (first / second if self.is_time else second / first) - 1
+        if self.is_time:
+            return first / second - 1
+        return second / first - 1
 
 
 @functools.cache
@@ -84,7 +86,9 @@ def primary_rate(cell: Cell) -> Rate:
     rate = rate or _of_yaml(cell.benchmark["name"])
     if rate is not None and rate != _training_rates()[IMAGES]:
         return rate
-    return _training_rates()[IMAGES if cell.model.inputs == IMAGES else SAMPLES]
+    if cell.model.inputs == IMAGES:
+        return _training_rates()[IMAGES]
+    return _training_rates()[SAMPLES]
 
 
 # Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is
@@ -120,7 +124,9 @@ def irrelevant_to_curves(strong: bool) -> tuple[str, ...]:
     """Return what differs between points of a curve because their GPUs do; strong scaling: the
     images per rank too.
     """
-    return (*OF_SERVERS, "batch_size") if strong else OF_SERVERS
+    if strong:
+        return (*OF_SERVERS, "batch_size")
+    return OF_SERVERS
 
 
 def irrelevant_to_baselines(strong: bool) -> tuple[str, ...]:

@@ -71,12 +71,16 @@ class MeasuredNumber:
 
     def estimate(self) -> Estimate:
         """Return a difference with its 95 % interval: of a rate or time as a share of the first."""
-        values = [self.value]
+        ends = [0.0]
         if self.error is not None:
             half = min(quantile(self.freedom) * self.error, WIDEST)
-            values += [self.value - half, self.value + half]
-        if self.logarithm:
-            values = [math.expm1(max(-WIDEST, min(value, WIDEST))) for value in values]
+            ends += [-half, half]
+        values = []
+        for end in ends:
+            value = self.value + end
+            if self.logarithm:
+                value = math.expm1(max(-WIDEST, min(value, WIDEST)))
+            values.append(value)
         return Estimate(*values)
 
 

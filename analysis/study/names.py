@@ -65,11 +65,14 @@ def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
 
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
     """Return the parts of a label: what was asked otherwise than of others, then where runs ran."""
-    options = study.naming_options_of(runs, without)
-    words = [format_option(name, runs.request[name]) for name in options]
+    words = []
+    for name in study.naming_options_of(runs, without):
+        words.append(format_option(name, runs.request[name]))
     for name in study.naming_provenance:
-        prefix = "" if name == provenance.STUDY else f"{name} "
-        words.append(prefix + provenance.worded(runs.provenance.get(name)))
+        value = provenance.worded(runs.provenance.get(name))
+        if name != provenance.STUDY:
+            value = f"{name} {value}"
+        words.append(value)
     return words
 
 
@@ -87,8 +90,10 @@ def format_option(name: str, value: str) -> str:
         return f"{WORDS[name]} {value.strip('[]')}"
     if name in BARE_VALUES:
         return value
+    if name == "hosts" and not value:
+        return "this machine"
     if name == "hosts":
-        return f"hosts {value}" if value else "this machine"
+        return f"hosts {value}"
     if name == "server_hosts":
         if value.startswith("["):
             value = compress_hosts(json.loads(value))
@@ -119,7 +124,9 @@ def gpu_ids(gpus: Sequence[Member], word: str = "") -> str:
         return word + ",".join(map(str, gpus))
     if not ids or "" in hosts:
         return word + "".join(ids)
-    times = f"{len(hosts)} × " if len(hosts) > 1 else ""
+    times = ""
+    if len(hosts) > 1:
+        times = f"{len(hosts)} × "
     return f"{compress_hosts([*hosts])}{BETWEEN}{times}{word}{ids[0]}"
 
 
@@ -148,7 +155,9 @@ def gpus_in_words(gpus: Sequence[Member]) -> str:
 
 def unit(device: str) -> str:
     """Return what one member of a subset is called: a GPU, or a CPU worker."""
-    return "GPU" if device == "cuda" else "CPU worker"
+    if device == "cuda":
+        return "GPU"
+    return "CPU worker"
 
 
 def of_unit(words: str, unit: str) -> str:
@@ -172,7 +181,10 @@ def unit_of(study: Study) -> str:
 
 def unit_of_cells(cells: Iterable[Cell]) -> str:
     """Return what is counted in some cells: GPUs, or CPU workers where none has a GPU."""
-    return "GPUs" if any(cell.device == "cuda" for cell in cells) else "CPU workers"
+    for cell in cells:
+        if cell.device == "cuda":
+            return "GPUs"
+    return "CPU workers"
 
 
 def ran_alone(study: Study) -> bool:
@@ -193,8 +205,10 @@ def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
     for each in options:
         of_kind[kind_of(each)].append(each)
     within = {kind: differing_names(members) for kind, members in of_kind.items()}
-    every = differing_names(options)
-    common = [name for name in (*KIND, OPTIMIZER) if name in every]
+    common = []
+    for name, *values in zip((*KIND, OPTIMIZER), *map(kind_of, options), strict=True):
+        if len(set(values)) > 1:
+            common.append(name)
     differing = []
     for each in options:
         names = (*common, *within[kind_of(each)])
@@ -246,13 +260,16 @@ def run_name(record: Record) -> str:
 def spoken(name: str) -> str:
     """Return a name as part of a sentence: `nccl_allreduce (comm_hook=fp16, gpus 0,3)`."""
     first, *rest = name.split(BETWEEN)
-    return f"{first} ({', '.join(rest)})" if rest else first
+    if not rest:
+        return first
+    return f"{first} ({', '.join(rest)})"
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
     listed = list(names)
-    shared, short = shared_name(listed).split(BETWEEN), {}
+    shared = shared_name(listed).split(BETWEEN)
+    short = {}
     for name in listed:
         rest = [part for part in name.split(BETWEEN) if part not in shared]
         short[name] = BETWEEN.join(rest) or name
@@ -262,7 +279,9 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 def shared_name(names: Iterable[str]) -> str:
     """Return the parts that all names share; empty where there is one name, or none is shared."""
     first, *rest = dict.fromkeys(names) or [""]
-    shared = first.split(BETWEEN) if rest else []
+    shared = first.split(BETWEEN)
+    if not rest:
+        return ""
     for name in rest:
         parts = name.split(BETWEEN)
         shared = [part for part in shared if part in parts]
@@ -287,4 +306,6 @@ def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
             if len(BETWEEN.join(parts)) > length and rest and shorter not in whole.values():
                 whole[name], parts = shorter, rest
     cut = {name: single_line(text, length) for name, text in whole.items()}
-    return whole if len(set(cut.values())) < len(cut) else cut
+    if len(set(cut.values())) < len(cut):
+        return whole
+    return cut

@@ -115,8 +115,10 @@ class Floor:
                 device = "CPU worker"
         parts = []
         for strategy, of_strategy in sorted(sizes.items()):
-            plural, numbers = "" if of_strategy == [1] else "s", map(str, sorted(of_strategy))
-            parts.append(f"{strategy} on {','.join(numbers)} {device}{plural}")
+            plural = "" if of_strategy == [1] else "s"
+            parts.append(
+                f"{strategy} on {','.join(map(str, sorted(of_strategy)))} {device}{plural}"
+            )
         return join_words(parts)
 
 
@@ -280,7 +282,9 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
 @functools.lru_cache(maxsize=64)
 def _digest(names: tuple[str, ...]) -> str:
     lines = "\n".join(filter(None, names))
-    return hashlib.sha256(lines.encode()).hexdigest()[:12] if lines else ""
+    if not lines:
+        return ""
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
 # One row: the group, the metric, and its scatter.
@@ -305,8 +309,9 @@ def floors_of(path: Path) -> dict[str, Scatters]:
             content = json.loads(file.read().decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path} is not a noise floor: its JSON is nested too deep") from None
-    content = content if isinstance(content, dict) else {}
-    version, studies = content.get("version"), content.get("studies")
+    version, studies = None, None
+    if isinstance(content, dict):
+        version, studies = content.get("version"), content.get("studies")
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(
             f"{path} is not a noise floor that this version can read (version={version!r})"

@@ -75,10 +75,17 @@ def facts_of_hosts(record: Record) -> dict[str, Facts]:
     if not names:
         return {"": environment}
     of_host = {str(entry.get("name")): entry for entry in environment.get("hosts", ())}
-    shared = {fact: environment[fact] for fact in SHARED if fact in environment}
-    facts: dict[str, Facts] = {name: shared | of_host.get(name, {}) for name in names}
+    own = dict(environment)
+    own.pop("hosts", None)
+    facts: dict[str, Facts] = {}
+    for name in names:
+        of_this: dict[str, Any] = {}
+        for fact in SHARED:
+            if fact in own:
+                of_this[fact] = own[fact]
+        facts[name] = of_this | of_host.get(name, {})
     if names[0] not in of_host:
-        facts[names[0]] = {fact: environment[fact] for fact in environment if fact != "hosts"}
+        facts[names[0]] = own
     return facts
 
 
@@ -129,8 +136,11 @@ def hardware(record: Record) -> str:
         return f"{prefix}{kinds[0]}"
     parts = []
     for kind, count in Counter(kinds).items():
-        hosts, suffix = (f"{count} hosts", each) if count > 1 else ("1 host", "")
-        parts.append(f"{hosts} with {kind or 'no known GPU'}{suffix}")
+        kind = kind or "no known GPU"
+        if count > 1:
+            parts.append(f"{count} hosts with {kind}{each}")
+        else:
+            parts.append(f"1 host with {kind}")
     return prefix + " + ".join(parts)
 
 
@@ -191,12 +201,14 @@ class Machines:
                     of_host = machine.sweeps[name]
                     of_host.setdefault(record.sweep_id, (record.started_at, facts))
             self._of[id(record)] = machine
+        kinds: Counter[tuple[str, str]] = Counter()
+        hosts: Counter[str] = Counter()
         for machine in machines:
             machine.name = compress_hosts(sorted(machine.sweeps))
             if machine.host is not None:
                 machine.name = machine.host
-        hosts = Counter(machine.name for machine in machines)
-        kinds = Counter((machine.name, machine.hardware) for machine in machines)
+            hosts[machine.name] += 1
+            kinds[machine.name, machine.hardware] += 1
         names: Counter[str] = Counter()
         for machine in machines:
             host = machine.name
@@ -296,8 +308,10 @@ def gpu_models(record: Record) -> list[str]:
 
 def _cpu(facts: Facts) -> str:
     cpu = facts.get("cpu", {})
-    cores = f"{cpu['cores']} cores" if "cores" in cpu else None
-    return ", ".join(filter(None, (cpu.get("model"), cores)))
+    parts = [cpu.get("model")]
+    if "cores" in cpu:
+        parts.append(f"{cpu['cores']} cores")
+    return ", ".join(filter(None, parts))
 
 
 def _threads(record: Record) -> str:
@@ -323,7 +337,9 @@ def _measuring_code(record: Record) -> str:
     if code:
         return f"code {code}"
     commit = record.environment.get("git", {}).get("commit")
-    return f"commit {commit[:12]}" if commit else ""
+    if not commit:
+        return ""
+    return f"commit {commit[:12]}"
 
 
 class Fact(NamedTuple):
@@ -403,7 +419,9 @@ def variables(record: Record) -> dict[str, str]:
 
 def worded(value: str | None) -> str:
     """Return a value of a provenance for people; None where a variable was not set."""
-    return "unset" if value is None else value or "not known"
+    if value is None:
+        return "unset"
+    return value or "not known"
 
 
 def connections(record: Record) -> str:

@@ -85,14 +85,19 @@ class Runs:
     @functools.cached_property
     def rated_records(self) -> list[Record]:
         """The records that have the primary rate."""
-        name = self.rate.metric
-        return [record for record in self.records if 0 < record.metrics.get(name, 0.0) < math.inf]
+        rated = []
+        for record in self.records:
+            if 0 < record.metrics.get(self.rate.metric, 0.0) < math.inf:
+                rated.append(record)
+        return rated
 
     @functools.cached_property
     def log_rates(self) -> list[float]:
         """The logarithm of the primary rate in each of `rated_records`."""
-        sign = -1 if self.rate.is_time else 1
-        return [sign * value for value in self.logarithms(self.rate.metric)]
+        logarithms = self.logarithms(self.rate.metric)
+        if self.rate.is_time:
+            return [-value for value in logarithms]
+        return logarithms
 
     @functools.cached_property
     def median_log_rate(self) -> float:
@@ -165,7 +170,9 @@ class Runs:
         from analysis.study.draws import Step
 
         sample = self.difference(metric)
-        return Step(sample.value, sample.draws) if sample else None
+        if sample is None:
+            return None
+        return Step(sample.value, sample.draws)
 
     def sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
         """Return the median of values of a metric, or of their logarithms; None without any."""
@@ -234,5 +241,9 @@ def median_of(records: Iterable[Record], metric: str) -> float | None:
 
 def values_of(records: Iterable[Record], metric: str) -> list[float]:
     """Return a metric of every record in which it is finite."""
-    values = [record.metrics.get(metric, math.nan) for record in records]
-    return list(filter(math.isfinite, values))
+    values = []
+    for record in records:
+        value = record.metrics.get(metric, math.nan)
+        if math.isfinite(value):
+            values.append(value)
+    return values

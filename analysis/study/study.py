@@ -86,16 +86,22 @@ class Study:
             request = request_of(record.cell)
             singles[id(record)] = Runs((record,), record.cell.members, request, origin, floors)
         chosen = _chosen(singles.values())
-        counting = [single.records[0] for single in chosen]
+        counting, usable = [], []
+        for single in chosen:
+            counting.append(single.records[0])
+            if single.records[0].usable:
+                usable.append(single)
         ids = set(map(id, counting))
-        runs, drift = _together([single for single in chosen if single.records[0].usable])
+        runs, drift = _together(usable)
         by_cell = {id(each): list(each.records) for each in runs}
         for record, of_cell in drift:
             by_cell[id(of_cell)].append(record)
         floors.learn(by_cell.values())
-        name = folder.resolve().name if folder else ""
+        name = ""
         if counting:
             name = statistics.mode(record.study for record in counting)
+        elif folder:
+            name = folder.resolve().name
         return Study(
             name=name,
             records=tuple(counting),
@@ -147,7 +153,10 @@ class Study:
     @functools.cached_property
     def installations(self) -> dict[str, int]:
         """{machine and software: number of records}, in order of their first record."""
-        return Counter(installation(record, self.single(record).machine) for record in self.records)
+        counts: Counter[str] = Counter()
+        for record in self.records:
+            counts[installation(record, self.single(record).machine)] += 1
+        return dict(counts)
 
     @functools.cached_property
     def timed(self) -> tuple[Runs, ...]:
@@ -181,7 +190,10 @@ class Study:
         """Return what runs share with comparable ones; they may differ in `irrelevant` names."""
         ignored = tuple(irrelevant)
         if ignored not in self._relevant:
-            names = [name for name in self._relevant[()] if not is_among(name, ignored)]
+            names = []
+            for name in self._relevant[()]:
+                if not is_among(name, ignored):
+                    names.append(name)
             self._relevant[ignored] = tuple(names)
         return tuple(map(runs.key.get, self._relevant[ignored])), fixed
 
@@ -220,7 +232,9 @@ class Study:
             if group not in ("model", "benchmark", "optimizer") or name == f"{group}.name":
                 continue
             leads = "benchmark.run" if name == "benchmark.sha256" else f"{group}.name"
-            pairs = {(runs.request.get(leads), runs.request.get(name)) for runs in self.runs}
+            pairs = set()
+            for runs in self.runs:
+                pairs.add((runs.request.get(leads), runs.request.get(name)))
             if len(pairs) == len(dict(pairs)):  # one value with each choice
                 following.add(name)
         trained = [runs for runs in self.runs if runs.cell.trains]
@@ -257,7 +271,9 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
 
     def checked(record: Record, cell_folder: CellFolder) -> Record:
         folders[record.record_id] = cell_folder
-        return check(record, cell_folder) if check else record
+        if check:
+            return check(record, cell_folder)
+        return record
 
     records, errors = read_study(folder, checked)
     study = Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))

@@ -99,20 +99,27 @@ def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[
         OSError: it is not a folder, or cannot be read.
         ValueError: it holds no record, or a study is named twice.
     """
-    folders: dict[Path, tuple[StudyPath, Path]] = {}  # by what they resolve to
+    folders = []
+    compared: set[Path] = set()
     for path in paths:
         for folder in studies_in(path.folder):
-            if folder.resolve() in folders:
+            if folder.resolve() in compared:
                 raise ValueError(f"{folder}: the same study is named twice")
-            folders[folder.resolve()] = path, folder
+            compared.add(folder.resolve())
+            folders.append((path, folder))
     opened = []
-    for path, folder in folders.values():
-        opened += [(path, folder, study) for study in _open(folder, folders.keys(), check)]
-    different_hosts = {_hosts(study) for *_, study in opened} - {()}
+    different_hosts = set()
+    for path, folder in folders:
+        for study in _open(folder, compared, check):
+            opened.append((path, folder, study))
+            different_hosts.add(_hosts(study))
+    different_hosts.discard(())
     inputs: dict[int, list[StudyInput]] = defaultdict(list)
     for name, (path, folder, study) in zip(_names(opened), opened, strict=True):
-        hosts = _hosts(study) if len(different_hosts) > 1 else ()
-        renamed = {host: f"host{rank}" for rank, host in enumerate(hosts, 1)}
+        renamed = {}
+        if len(different_hosts) > 1:
+            for rank, host in enumerate(_hosts(study), 1):
+                renamed[host] = f"host{rank}"
         inputs[id(path)].append(StudyInput(name, folder, study, renamed))
     return list(inputs.values())
 
@@ -122,8 +129,10 @@ def studies_in(folder: Path) -> list[Path]:
     refuse_no_folder(folder)
     cells = set()
     for path in record_paths(folder):
-        is_attempt = ATTEMPT.fullmatch(path.parent.name)
-        cells.add(path.parents[1] if is_attempt else path.parent)
+        cell = path.parent
+        if ATTEMPT.fullmatch(cell.name):
+            cell = cell.parent
+        cells.add(cell)
     if not cells:
         raise ValueError(
             f"{folder}: holds no record; expected the folder of a study (<output_dir>/<study>)"
@@ -133,7 +142,10 @@ def studies_in(folder: Path) -> list[Path]:
 
 def _open(folder: Path, compared: Iterable[Path], check: Check | None) -> list[Study]:
     records, errors = read_study(folder, check)
-    neighbours = {path.name for path in compared if path.parent == folder.resolve().parent}
+    neighbours = set()
+    for path in compared:
+        if path.parent == folder.resolve().parent:
+            neighbours.add(path.name)
     scatters = of_other_studies(folder, neighbours)
     machines, of_machine = Machines(records), defaultdict[str, list[Record]](list)
     for record in records:
@@ -145,7 +157,10 @@ def _open(folder: Path, compared: Iterable[Path], check: Check | None) -> list[S
 
 
 def _hosts(study: Study) -> tuple[str, ...]:
-    return tuple(sorted(set().union(*[record.cell.every_host for record in study.records])))
+    hosts: set[str] = set()
+    for record in study.records:
+        hosts.update(record.cell.every_host)
+    return tuple(sorted(hosts))
 
 
 def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
@@ -256,8 +271,9 @@ def _facts(study: Study) -> dict[str, str]:
     widest = max(study.records, key=lambda record: len(record.cell.every_host), default=None)
     if widest is not None and widest.cell.hosts:
         # A cell on one of several hosts says nothing of the others.
-        of_widest = _facts_of_record(widest)
-        facts |= {name: of_widest[name] for name in ("GPUs", "host") if name in of_widest}
+        for name, value in _facts_of_record(widest).items():
+            if name in ("GPUs", "host"):
+                facts[name] = value
     return facts
 
 
@@ -284,9 +300,18 @@ def _facts_of_record(record: Record) -> dict[str, str]:
     gpu_uuid = first_gpu(identities_of(record))
     if gpu_uuid:
         facts[GPUS] = f"{gpu_uuid}…"
-    clocks = list(filter(None, [gpu.get("max_sm_mhz") for gpu in gpus_of(environment)]))
+    clocks = []
+    for gpu in gpus_of(environment):
+        if gpu.get("max_sm_mhz") is not None:
+            clocks.append(gpu["max_sm_mhz"])
     if clocks:
         facts["SM clock, most"] = f"{max(clocks)} MHz"
     if git.get("commit"):
-        facts["commit"] = git["commit"][:7] + (", modified" if git.get("modified") else "")
-    return {name: str(fact) for name, fact in facts.items() if fact} | inherited(record)
+        facts["commit"] = git["commit"][:7]
+        if git.get("modified"):
+            facts["commit"] = f"{facts['commit']}, modified"
+    texts = {}
+    for name, fact in facts.items():
+        if fact:
+            texts[name] = str(fact)
+    return texts | inherited(record)

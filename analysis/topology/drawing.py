@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.text import count, single_line
 from analysis.topology.model import (
@@ -50,7 +50,8 @@ STYLE: Any = {
 
 def draw_topology(topology: Topology, path: Path) -> None:
     """Write the drawing; the suffix names the format. Raises OSError where it cannot be written."""
-    write_named(path, saved(topology_figure(topology), path.suffix.removeprefix(".") or "svg"))
+    form = path.suffix.removeprefix(".") or "svg"
+    write_named(path, saved(topology_figure(topology), form))
 
 
 def saved(figure: "Figure", form: str) -> bytes:
@@ -69,9 +70,12 @@ def sockets_of(topology: Topology) -> list[tuple[str, list[Device]]]:
     sockets: dict[str, list[Device]] = {}
     home: dict[Device, str] = {}
     for gpu in topology.devices:
-        node = f"NUMA node {gpu.numa_affinity}" if gpu.numa_affinity else ""
-        cpus = f"CPUs {gpu.cpu_affinity}" if gpu.cpu_affinity else ""
-        home[gpu.index] = single_line(", ".join(filter(None, (node, cpus))), LONGEST_LABEL)
+        label = []
+        if gpu.numa_affinity:
+            label.append(f"NUMA node {gpu.numa_affinity}")
+        if gpu.cpu_affinity:
+            label.append(f"CPUs {gpu.cpu_affinity}")
+        home[gpu.index] = single_line(", ".join(label), LONGEST_LABEL)
         sockets.setdefault(home[gpu.index], []).append(gpu.index)
     distant: list[Device] = []
     for nic in topology.nics:
@@ -109,14 +113,29 @@ def pcie_groups(topology: Topology, devices: Sequence[Device]) -> list[tuple[lis
     return labelled
 
 
+class SwitchBox(NamedTuple):
+    """PCIe switches above the NICs, with the devices that they join."""
+
+    centre: Point
+    devices: list[Device]
+    label: str
+
+
+class SocketBox(NamedTuple):
+    """What lies behind the devices of one socket."""
+
+    left: float
+    right: float
+    label: str
+
+
 @dataclass
 class Layout:
     """Where everything stands."""
 
     places: dict[Device, Point] = field(default_factory=dict)
-    # The middle of PCIe switches, the devices that they join, and their label.
-    switches: list[tuple[Point, list[Device], str]] = field(default_factory=list)
-    sockets: list[tuple[float, float, str]] = field(default_factory=list)  # left, right, label
+    switches: list[SwitchBox] = field(default_factory=list)
+    sockets: list[SocketBox] = field(default_factory=list)
     styles: LineStyles = field(default_factory=dict)
     bottom: float = -0.75
 
@@ -129,19 +148,24 @@ def lay_out(topology: Topology) -> Layout:
     for socket, devices in sockets_of(topology):
         left = x
         for group, label in pcie_groups(topology, devices):
-            gpus: list[Device] = [device for device in group if isinstance(device, int)]
-            nics: list[Device] = [device for device in group if isinstance(device, str)]
+            gpus: list[Device] = []
+            nics: list[Device] = []
+            for device in group:
+                if isinstance(device, int):
+                    gpus.append(device)
+                else:
+                    nics.append(device)
             width = max(GPU_STEP * len(gpus), NIC_STEP * len(nics), LABEL_WIDTH if label else 0.0)
             for members, step, y in ((gpus, GPU_STEP, 0.0), (nics, NIC_STEP, NIC_Y)):
                 at = x + width / 2 - step * (len(members) - 1) / 2
                 for index, device in enumerate(members):
                     layout.places[device] = (at + step * index, y)
             if label:
-                layout.switches.append(((x + width / 2, SWITCH_Y), group, label))
+                layout.switches.append(SwitchBox((x + width / 2, SWITCH_Y), group, label))
                 layout.bottom = min(layout.bottom, SWITCH_Y - 0.75)
             x += width
         x = max(x, left + 0.3 + LETTER * len(socket))
-        layout.sockets.append((left, x, socket))
+        layout.sockets.append(SocketBox(left, x, socket))
         x += 0.3
     most = 0
     for word in best_first(topology.links.values()):
@@ -159,8 +183,10 @@ def topology_figure(topology: Topology) -> "Figure":
     from matplotlib.figure import Figure
 
     layout = lay_out(topology)
-    left, right = layout.sockets[0][0] - 0.1, layout.sockets[-1][1] + 0.1
-    top = NVSWITCH_Y + 0.4 if topology.nvswitch else 0.6
+    left, right = layout.sockets[0].left - 0.1, layout.sockets[-1].right + 0.1
+    top = 0.6
+    if topology.nvswitch:
+        top = NVSWITCH_Y + 0.4
     for a, b in combinations(topology.gpus, 2):
         if not topology.nvswitch and topology.link_between(a, b) in layout.styles:
             top = max(top, 0.2 + _arc_height(layout.places[a][0] - layout.places[b][0]))
@@ -174,16 +200,18 @@ def topology_figure(topology: Topology) -> "Figure":
         figure = Figure(figsize=(INCHES * (right - left), INCHES * (top - layout.bottom)))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(left, right), ylim=(layout.bottom, top))
         axes.axis("off")
-        for left, right, label in layout.sockets:
-            middle = ((left + right) / 2, (layout.bottom + 0.45) / 2)
-            _draw_box(axes, middle, (right - left, 0.45 - layout.bottom), "", "#f4f5f7", GREY, 0, 0)
-            corner = (left + 0.15, layout.bottom + 0.15)
-            axes.text(*corner, label, fontsize=8.5, color="#4a5460")
-        for centre, devices, label in layout.switches:
-            for device in devices:
-                ends = zip(centre, layout.places[device], strict=True)
-                axes.plot(*ends, color="#b0b7bf", linewidth=1.0, zorder=1)
-            _draw_box(axes, centre, (1.45, 0.4), label, "#e3d7c1", "#8d7b58", 7.5)
+        for socket in layout.sockets:
+            middle = ((socket.left + socket.right) / 2, (layout.bottom + 0.45) / 2)
+            size = (socket.right - socket.left, 0.45 - layout.bottom)
+            _draw_box(axes, middle, size, "", "#f4f5f7", GREY, 0, 0)
+            corner = (socket.left + 0.15, layout.bottom + 0.15)
+            axes.text(*corner, socket.label, fontsize=8.5, color="#4a5460")
+        for switch in layout.switches:
+            x, y = switch.centre
+            for device in switch.devices:
+                at = layout.places[device]
+                axes.plot([x, at[0]], [y, at[1]], color="#b0b7bf", linewidth=1.0, zorder=1)
+            _draw_box(axes, switch.centre, (1.45, 0.4), switch.label, "#e3d7c1", "#8d7b58", 7.5)
         _draw_nvlinks(axes, topology, layout)
         for device, at in layout.places.items():
             if isinstance(device, int):
@@ -238,8 +266,8 @@ def _draw_legend(axes: Any, topology: Topology, styles: LineStyles) -> None:
         label = single_line(word, LONGEST_LABEL)
         look: Any = {"linestyle": "none", "label": f"{label} ({pairs}, no line)"}
         if word in styles:
-            colour, width = styles[word]
-            look = {"color": colour, "linewidth": width, "label": f"{label} ({pairs})"}
+            look = {"color": styles[word][0], "linewidth": styles[word][1]}
+            look["label"] = f"{label} ({pairs})"
         handles.append(Line2D([], [], **look))
     if handles:
         position = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncol": 4}

@@ -273,7 +273,9 @@ class Ring:
 
     def describe(self) -> str:
         """Return `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
-        parts = [describe_counts(self.links)] if self.links else []
+        parts = []
+        if self.links:
+            parts.append(describe_counts(self.links))
         if self.slowest_gb_per_s is not None:
             parts.append(
                 f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s"

@@ -86,7 +86,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
     """
     table = _TopologyTable(text)
     links = table.symmetric_links()
-    gpus, nics = [], []
+    gpus, nics, ids = [], [], []
     for label, device in table.devices.items():
         if isinstance(device, str):
             nics.append(device)
@@ -100,7 +100,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
             nvlink_gb_per_s=nvlink_gb_per_s(gpu_name),
         )
         gpus.append(gpu)
-    ids = [gpu.index for gpu in gpus]
+        ids.append(device)
     words = [links[frozenset(pair)] for pair in combinations(ids, 2)]
     if words and P2P_STATUS.issuperset(words):
         raise UnreadableInput(
@@ -216,11 +216,17 @@ class _TopologyTable:
             )
         values: dict[str, str] = {}
         if len(filled) == len(columns):
-            values = dict(zip(columns[: len(columns) - may_be_cut], filled, strict=False))
+            values = dict(zip(columns, filled, strict=True))
+            if may_be_cut and columns:
+                del values[columns[-1]]
         elif cells and not cells[0].isdigit() and not may_be_cut:
             # Next to the links; a single number could be a later column, moved up.
             values = {columns[0]: cells[0]}
-        return {column: text for column, text in values.items() if NUMBER_LIST.fullmatch(text)}
+        affinity = {}
+        for column, text in values.items():
+            if NUMBER_LIST.fullmatch(text):
+                affinity[column] = text
+        return affinity
 
     def symmetric_links(self) -> dict[Pair, str]:
         links: dict[Pair, str] = {}
@@ -286,7 +292,7 @@ def parse_topology_xml(text: str) -> Topology:
     everything: list[Device] = [*ids, *reader.nics]
     for a, b in combinations(everything, 2):
         path_a, path_b = reader.paths[a], reader.paths[b]
-        shared = sum(element in path_b for element in path_a)
+        shared = sum(element in path_b for element in path_a)  # an element has one parent
         if not shared:
             word = "SYS"
         elif path_a[shared - 1].name == "cpu":
@@ -360,7 +366,10 @@ class _XmlReader:
 
     def nvlink_classes(self) -> tuple[dict[Pair, str], bool]:
         """Return the NV# class of the pairs that NVLink joins, and whether links pass switches."""
-        index_of_bus = {gpu.bus_id: index for index, gpu in self.gpus.items() if gpu.bus_id}
+        index_of_bus = {}
+        for gpu in self.gpus.values():
+            if gpu.bus_id:
+                index_of_bus[gpu.bus_id] = gpu.index
         direct: Counter[tuple[int, int]] = Counter()
         lines: dict[tuple[int, int], int] = {}  # of the first element
         switched: Counter[int] = Counter()
@@ -401,8 +410,8 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
     parents = {element.name: element.attributes for element in path}  # the nearest of each name
     if "cpu" not in parents:
         raise UnreadableInput(f"line {line}: <gpu> outside of any <cpu>")
-    cpu, numa, sm = parents["cpu"], parents["cpu"].get("numaid", ""), attributes.get("sm", "")
-    bus_id = gb_per_s = None
+    cpu, sm = parents["cpu"], attributes.get("sm", "")
+    numa, bus_id, gb_per_s = None, None, None
     mask = 0  # words of 32 bits, joined by commas, most significant first
     words = cpu.get("affinity", "")
     if re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*", words):
@@ -414,7 +423,7 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
     return Gpu(
         index=index,
         cpu_affinity=cpu_list(mask),
-        numa_affinity=numa if SMALL_NUMBER.fullmatch(numa) else None,  # -1: not known
+        numa_affinity=numa,
         bus_id=bus_id,
         nvlink_gb_per_s=gb_per_s,
     )

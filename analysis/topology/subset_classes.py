@@ -48,7 +48,9 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
         raise ValueError(
             f"--size {size}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
         )
-    sizes = range(2, gpus + 1) if size is None else [size]
+    sizes = [*range(2, gpus + 1)]
+    if size is not None:
+        sizes = [size]
     subsets = sum(comb(gpus, k) for k in sizes)
     if subsets > MOST_SUBSETS:
         raise ValueError(
@@ -101,7 +103,9 @@ def _classes_of_size(
         for index in of_class[:2]:
             shown.append(tuple(topology.gpus[at] for at in positions[index]))
         links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
-        second = shown[1] if len(shown) > 1 else None
+        second = None
+        if len(shown) > 1:
+            second = shown[1]
         subset_classes.append(SubsetClass(size, links, shown[0], len(of_class), second))
     return subset_classes
 

@@ -187,7 +187,9 @@ class _KinetoReader:
             row["bytes"] = _argument(event, "bytes")
             row["peer"] = kind == "PtoP"
         has_nccl = bool(is_nccl.any())
-        candidates = kernels[is_nccl] if has_nccl else kernels
+        candidates = kernels
+        if has_nccl:
+            candidates = kernels[is_nccl]
         numbers, counts = np.unique(candidates["device"], return_counts=True)
         device = int(numbers[counts.argmax()])
         mine = kernels["device"] == device

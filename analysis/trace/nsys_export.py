@@ -252,8 +252,10 @@ class _NsysReader:
         none = make_events(0)
         ranks = []
         for rank, pid, _ in self.ordered(processes):
-            tables = (none, none, none, none, self.ranges_of(pid))
-            ranks.append(RankTrace(rank, None, *tables, on_host=True, pid=pid))
+            spans = self.ranges_of(pid)
+            ranks.append(
+                RankTrace(rank, None, none, none, none, none, spans, on_host=True, pid=pid)
+            )
         return ranks
 
     def gpu_ranks(self, kernels: NDArray[Any]) -> list[RankTrace]:
@@ -320,8 +322,10 @@ class _NsysReader:
         touches another (a context made by accident, usually on GPU 0) is one rank.
         """
         pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
-        with_nccl = set(map(tuple, np.unique(pairs[is_nccl], axis=0).tolist()))
-        nccl_processes = {pid for pid, _ in with_nccl}
+        with_nccl, nccl_processes = set(), set()
+        for pid, device in np.unique(pairs[is_nccl], axis=0).tolist():
+            with_nccl.add((pid, device))
+            nccl_processes.add(pid)
         distinct, counts = np.unique(pairs, axis=0, return_counts=True)
         units = []
         for (pid, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
@@ -358,10 +362,13 @@ class _NsysReader:
         """Return the calls that launched GPU work, by ascending key; of those with one, the first:
         a call into the runtime calls the driver.
         """
-        ids = [str(number) for number, name in self.strings.items() if name.startswith(_LAUNCHERS)]
-        if not ids or "nameId" not in self.export.columns.get(RUNTIME, []):
+        names = []
+        for string_id, name in self.strings.items():
+            if name.startswith(_LAUNCHERS):
+                names.append(str(string_id))
+        if not names or "nameId" not in self.export.columns.get(RUNTIME, []):
             return np.empty(0, _LAUNCH)
-        where = f"nameId IN ({', '.join(ids)})"
+        where = f"nameId IN ({', '.join(names)})"
         calls = self.export.read(RUNTIME, ("correlationId", "globalTid"), where)
         keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
         order = np.lexsort((calls["start"], keys))

@@ -44,9 +44,17 @@ def read_trace(source: str) -> Trace:
     in_folder = folder.is_dir()
     if (folder / PROFILE).is_dir():
         folder = folder / PROFILE
-    paths = [Path(word) for word in source.split(",") if word]
+    paths = []
+    exported_stems = set()
     if in_folder:
-        paths = [path for path in sorted(folder.iterdir()) if path.name.endswith(_SUFFIXES)]
+        for path in sorted(folder.iterdir()):
+            stem, suffix, _ = path.name.partition(".sqlite")
+            if path.name.endswith(_SUFFIXES):
+                paths.append(path)
+                if suffix:
+                    exported_stems.add(stem)
+    else:
+        paths = [Path(word) for word in source.split(",") if word]
     names: Names = {}
     parts: list[tuple[str, Trace]] = []
     for path in paths:

@@ -86,7 +86,9 @@ def observe(
     if tuning is not None and tuning.algorithms:
         effective["choices"] = choices_of(tuning)
     findings = []
-    study = Study.of(known if requested else ())
+    study = Study.of(())
+    if requested:
+        study = Study.of(known)
     for name, value in requested.items():
         reference_log, choices = None, None
         reference = _without(record, name, study)

@@ -303,8 +303,9 @@ def _of_phase(
     facts: dict[str, Any] = {
         "samples": len(by_line),
         "throttle_reasons": _throttle_reasons(itertools.chain(*by_line)),
-        **{name: [] for name in OF_EACH_GPU},
     }
+    for name in OF_EACH_GPU:
+        facts[name] = []
     most_gpus = max(map(len, gpus_of_hosts))
     for samples in itertools.chain(*(gpus or [()] * most_gpus for gpus in gpus_of_hosts)):
         free = []

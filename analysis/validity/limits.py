@@ -431,7 +431,9 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
     Raise benchmark.warmup_max_seconds.
     """
-    return None if record.checks["warmup_flat"] else "not flat"
+    if record.checks["warmup_flat"]:
+        return None
+    return "not flat"
 
 
 @check("suspect", "the efficiency is too high to be true: {}")

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 from analysis.nccl.log import NET, NcclLog, pair_class, version_numbers
 from analysis.validity.check import list_some
@@ -68,9 +68,13 @@ def same_value(name: str, requested: str, announced: str) -> bool:
         return announced == mode
     if requested == announced:
         return True
-    octal = re.fullmatch(r"([+-]?)0([0-7]+)", requested.strip())
+    text = requested.strip()
+    octal = re.fullmatch(r"([+-]?)0([0-7]+)", text)
     try:
-        value = int(octal[1] + octal[2], 8) if octal else int(requested, 0)
+        if octal:
+            value = int(octal[1] + octal[2], 8)
+        else:
+            value = int(text, 0)
         # before 2.12 negative numbers were printed as unsigned ones
         return value % 2**64 == int(announced) % 2**64
     except ValueError:
@@ -123,23 +127,29 @@ Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # by f
 
 IGNORED, NO_EFFECT = "setting_ignored", "setting_no_effect"
 TRANSPORT, ALGORITHM = "transport_unexpected", "algorithm_unexpected"
-# A code of checks.OTHER_CODES, its severity, and the sentence that follows NAME=VALUE.
-Outcome: TypeAlias = tuple[str, str, str]
+
+
+class Outcome(NamedTuple):
+    """What a rule found: a code of checks.OTHER_CODES, and the sentence that follows NAME=VALUE."""
+
+    code: str
+    severity: str  # invalid, suspect, finding, unchecked
+    sentence: str
 
 
 def skipped(code: str, why: str) -> Outcome:
     """Return the outcome of a rule that had nothing to look at."""
-    return code, "unchecked", f" was not checked: {why}"
+    return Outcome(code, "unchecked", f" was not checked: {why}")
 
 
 def ignored(sentence: str, severity: str = "invalid") -> Outcome:
     """Return the outcome of a setting that NCCL did not take."""
-    return IGNORED, severity, sentence
+    return Outcome(IGNORED, severity, sentence)
 
 
 def used(ways: str, severity: str = "invalid") -> Outcome:
     """Return the outcome of a setting that rules out how NCCL connected GPUs."""
-    return TRANSPORT, severity, f", but NCCL used {ways}"
+    return Outcome(TRANSPORT, severity, f", but NCCL used {ways}")
 
 
 @dataclass(frozen=True)
@@ -192,7 +202,7 @@ def check_setting(
         if tuning is None:
             outcomes += _algorithms(name, value, log)
         outcomes += _channel_limit(name, value, log)
-        is_ignored = announced is not None and announced[1] == "invalid"
+        is_ignored = announced is not None and announced.severity == "invalid"
         if same_cell_without is not None and name in VISIBLE and not is_ignored:
             outcomes += _no_effect(name, value, log, same_cell_without)
     if tuning is not None:
@@ -271,7 +281,7 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
         if word not in allowed_here:
             wrong.append(f"{choice.function or 'a collective'} of {choice.size} bytes used {word}")
     if wrong:
-        yield ALGORITHM, "invalid", f", but {list_some(wrong)}"
+        yield Outcome(ALGORITHM, "invalid", f", but {list_some(wrong)}")
 
 
 def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
@@ -285,7 +295,7 @@ def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
     is_below = is_minimum and count < min(limit, MOST_CHANNELS)
     is_above = not is_minimum and 0 < limit < count
     if is_below or is_above:
-        yield "channels_unexpected", "invalid", f", but NCCL used {count} channels"
+        yield Outcome("channels_unexpected", "invalid", f", but NCCL used {count} channels")
 
 
 # Whether NCCL connected GPUs in a way that a setting rules out.
@@ -382,13 +392,13 @@ def _p2p_level(level: str, evidence: Evidence) -> Iterator[Outcome]:
         yield used(list_some(beyond), "invalid" if level in ("NVL", "NVB") else "suspect")
     if unused:
         sentence = f", but NCCL did not use P2P where it may: {list_some(unused)}"
-        yield TRANSPORT, "suspect", sentence
+        yield Outcome(TRANSPORT, "suspect", sentence)
     if unknown:
         pairs = list_some(list(unknown))
         sentence = (
             f", but the link class of {pairs} is not known, so the use of P2P was not checked"
         )
-        yield TRANSPORT, "unchecked", sentence
+        yield Outcome(TRANSPORT, "unchecked", sentence)
 
 
 # Whether a setting changed anything, against the log of the same cell without it.
@@ -397,10 +407,11 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
     unknown = " has an unknown effect: "
     if name in without.settings and same_value(name, value, without.settings[name]):
         why = "the run without it has the same setting in its NCCL log"
-        yield NO_EFFECT, "unchecked", unknown + why
+        yield Outcome(NO_EFFECT, "unchecked", unknown + why)
         return
     if not (log.transports and without.transports):
-        yield NO_EFFECT, "unchecked", f"{unknown}one of the two NCCL logs shows no connection"
+        why = "one of the two NCCL logs shows no connection"
+        yield Outcome(NO_EFFECT, "unchecked", unknown + why)
         return
     if log.transports != without.transports:
         return
@@ -416,7 +427,7 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
         return
     if name in WORDS_OF and not common:
         why = "the two NCCL logs have no message size in common"
-        yield NO_EFFECT, "unchecked", unknown + why
+        yield Outcome(NO_EFFECT, "unchecked", unknown + why)
         return
     transports = " + ".join(sorted(set().union(*log.transports.values())))
     same = [transports]
@@ -433,7 +444,7 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
         sentence += (
             f"; level {level} is the longest way that P2P may take, so it does not force PCIe"
         )
-    yield NO_EFFECT, "finding", sentence
+    yield Outcome(NO_EFFECT, "finding", sentence)
 
 
 def _choices_by_size(log: NcclLog) -> Choices:

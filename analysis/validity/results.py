@@ -132,7 +132,9 @@ def replicas_differ(record: Record, _: ValidityLimits) -> Judgement:
     """
     if "replicas_equal" not in record.checks:
         return _not_compared(record)
-    return None if record.checks["replicas_equal"] else "other weights"
+    if record.checks["replicas_equal"]:
+        return None
+    return "other weights"
 
 
 @check("invalid", "the exchanged gradient is not the mean of the local ones: {}", twice=True)
@@ -311,7 +313,9 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     """two timed windows of a rank have the same step times or the same start"""
     count = record.checks["windows_repeated"]
-    return f"{count} with the samples or the moment of another" if count else None
+    if not count:
+        return None
+    return f"{count} with the samples or the moment of another"
 
 
 @check(
@@ -362,7 +366,9 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
         return f"precision={precision}, and TF32 was {'on' if facts['tf32'] else 'off'}"
     layers = sum(facts["layers"].values())
     right = facts["layers"].get(LAYERS.get(precision, "float32"), 0)
-    fewest = FEWEST_OF_OWN if record.cell.model.library == OWN_MODEL else FEWEST_RIGHT
+    fewest = FEWEST_RIGHT
+    if record.cell.model.library == OWN_MODEL:
+        fewest = FEWEST_OF_OWN
     if right < fewest * layers:
         wrong = f"{layers - right} of {layers} layers"
         return f"precision={precision}, and {wrong} returned another dtype"
@@ -375,7 +381,9 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
     5 % of all, have exactly the longest time, and no other time occurs twice
     """
     steps = record.checks.get("equal_longest")
-    return f"{steps:.0f} steps took exactly as long as the longest one" if steps else None
+    if not steps:
+        return None
+    return f"{steps:.0f} steps took exactly as long as the longest one"
 
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
@@ -451,7 +459,9 @@ def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     graphs = record.checks["graphs"]
     # older records do not say what ran
     parts = record.checks.get("arithmetic", {}).get("compiled_parts", graphs)
-    return None if graphs and parts else "no graph"
+    if graphs and parts:
+        return None
+    return "no graph"
 
 
 @check(

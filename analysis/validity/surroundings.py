@@ -84,7 +84,9 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
             ]
             if name not in itertools.chain(*around_agents):
                 continue
-        source = "the environment" if name in environment else "a configuration file of NCCL"
+        source = "a configuration file of NCCL"
+        if name in environment:
+            source = "the environment"
         settings.append(f"{name}={value} from {source}")
     return list_some(settings)
 

@@ -145,8 +145,7 @@ def verify(study: Path) -> Verification:
         result.limits.update(changed_limits(record))
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, by_id, result)
-        others = (other for other in records.values() if other is not record)
-        earlier = (other for other in others if other.ended_at <= record.ended_at)
+        earlier = _ended_before(record, records.values())
         try:
             recomputed = rebuilt(record, folder, earlier, lambda record: folders[record.record_id])
         except IncompleteLines as error:
@@ -161,6 +160,12 @@ def verify(study: Path) -> Verification:
         else:
             _compare_values(name, record, recomputed, result)
     return result
+
+
+def _ended_before(record: Record, records: Iterable[Record]) -> Iterator[Record]:
+    for candidate in records:
+        if candidate is not record and candidate.ended_at <= record.ended_at:
+            yield candidate
 
 
 def quotient(record: Record, metric: str) -> float | None:
@@ -387,7 +392,9 @@ class QuickCheck:
         if self.compared != self.with_samples:
             runs = f"{self.compared:,} of {self.with_samples:,}"
             rest = " `python -m analysis verify` compares all."
-        verdict = f"{self.wrong:,} do not agree" if self.wrong else "all agree"
+        verdict = "all agree"
+        if self.wrong:
+            verdict = f"{self.wrong:,} do not agree"
         return f"Runs compared with their raw samples: {runs}; {verdict}.{rest}"
 
 

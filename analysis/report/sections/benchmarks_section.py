@@ -57,9 +57,12 @@ PATTERNS = {
 def _section(
     sentences: Iterable[str], table: Table | None = None, figures: Iterable[Figure] = ()
 ) -> Section:
-    tables = (table,) if table is not None and table.rows else ()
-    title, finding = "Links measured alone", tuple(sentences)
-    return Section("measured", title, (), tuple(figures), tables, finding=finding)
+    tables: tuple[Table, ...] = ()
+    if table is not None and table.rows:
+        tables = (table,)
+    return Section(
+        "measured", "Links measured alone", (), tuple(figures), tables, finding=tuple(sentences)
+    )
 
 
 def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
@@ -68,8 +71,12 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
     for runs in study.runs:
         if named(runs.records[0], "benchmark") == benchmark:
             by_size[runs.cell.world_size].append(runs)
-    most, unit = max(by_size, default=0), unit_of(study)
-    return by_size[most], f"{most} {unit}" if most > 1 else f"one {unit.removesuffix('s')}"
+    most = max(by_size, default=0)
+    unit = unit_of(study)
+    devices = f"one {unit.removesuffix('s')}"
+    if most > 1:
+        devices = f"{most} {unit}"
+    return by_size[most], devices
 
 
 def _rows_of(
@@ -133,10 +140,11 @@ def host_link(study: Study, findings: Findings) -> Section:
     for prefix, words, whom in together:
         texts = []
         for name, direction in DIRECTIONS.items():
-            for runs in cells[:1]:
-                rate = median_and_interval(runs, f"host_link/{prefix}_{name}_gb_per_s")
-                if rate:
-                    texts.append(f"{rate} {direction.format(whom)}")
+            rate = ""
+            if cells:
+                rate = median_and_interval(cells[0], f"host_link/{prefix}_{name}_gb_per_s")
+            if rate:
+                texts.append(f"{rate} {direction.format(whom)}")
         if texts:
             parts.append(f"{words}: {', '.join(texts)}.")
     if not parts:
@@ -154,18 +162,21 @@ def collectives(study: Study, findings: Findings) -> Section:
             # Out of place if that was measured.
             numbers = row.get("out_of_place") or row.get("in_place") or {}
             size, time_us = finite(row.get("bytes")), finite(numbers.get("time_us"))
-            rows.append((size, time_us, finite(numbers.get("busbw"))))
+            busbw = finite(numbers.get("busbw"))
+            rows.append({"bytes": size, "time_us": time_us, "busbw": busbw})
         if rows:
             facts = {
                 "record": record,
                 "cell": run_name(record),
                 "collective": single_line(run.get("collective")),
                 "gpus": gpu_ids(record.cell.members),
+                "smallest_bytes": rows[0]["bytes"],
+                "smallest_us": rows[0]["time_us"],
+                "largest_bytes": rows[-1]["bytes"],
+                "largest_busbw": rows[-1]["busbw"],
                 "avg_busbw": finite(run.get("avg_busbw")),
             }
-            facts["smallest_bytes"], facts["smallest_us"], _ = rows[0]
-            facts["largest_bytes"], _, facts["largest_busbw"] = rows[-1]
-            runs.append(facts | {"rows": rows})
+            runs.append({**facts, "rows": rows})
 
     def metric(key: str, name: str, heading: str) -> Column:
         full = f"collectives/{name}"
@@ -228,7 +239,8 @@ def _collectives_figure(runs: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     short = short_names(names[:MOST_CURVES])
     for run, name, colour, marker in zip(runs, names[:MOST_CURVES], palette, MARKERS, strict=False):
         points = []
-        for size, _, rate in run["rows"]:
+        for row in run["rows"]:
+            size, rate = row["bytes"], row["busbw"]
             if size and rate and size > 0 and rate > 0:
                 points.append(DrawnPoint(size, Estimate(rate)))
                 sizes.add(size)
@@ -264,9 +276,9 @@ def _fastest_by_size(runs: Sequence[Mapping[str, Any]]) -> list[DrawnPoint]:
         return []
     fastest: dict[float, float] = {}
     for run in runs:
-        for size, _, rate in run["rows"]:
-            if size and rate:
-                fastest[size] = max(rate, fastest.get(size, 0.0))
+        for row in run["rows"]:
+            if row["bytes"] and row["busbw"]:
+                fastest[row["bytes"]] = max(row["busbw"], fastest.get(row["bytes"], 0.0))
     return [DrawnPoint(size, Estimate(fastest[size])) for size in sorted(fastest)]
 
 

@@ -183,8 +183,11 @@ def settings(study: Study, findings: Findings) -> Section | None:
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
     """Return the verdicts, and how far the machine drifted; None without either."""
-    lines = [differences(findings)] if findings.comparisons else []
-    rates = {pair.rate for pair in findings.comparisons}
+    pairs = findings.comparisons
+    lines = []
+    if pairs:
+        lines.append(differences(findings))
+    rates = {pair.rate for pair in pairs}
     if not all(map(is_of_training, rates)):
         metrics = []
         for rate in study.rates:
@@ -200,8 +203,9 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         )
     if not lines:
         return None
-    title, tables = "Which differences are significant", _comparison_tables(study, findings)
-    return Section("comparisons", title, tuple(map(single_line, lines)), tables=tables)
+    lines = list(map(single_line, lines))
+    tables = _comparison_tables(study, findings)
+    return Section("comparisons", "Which differences are significant", tuple(lines), tables=tables)
 
 
 def _comparison_tables(study: Study, findings: Findings) -> tuple[Table, ...]:
@@ -341,12 +345,13 @@ def noise(study: Study, findings: Findings) -> Section | None:
         rows += floor_rows(study, metric)
     if not rows:
         return None
-    main_metric, widths = rows[0]["metric"], []
+    main_metric = rows[0]["metric"]
+    widths = []
     by_width = sorted((row for row in rows if row["metric"] == main_metric), key=WIDTH)
     for row in (by_width[0], by_width[-1]):
-        width = f"{number(row['half'])} {row['unit']}"
-        if row["half_share"] is not None:
-            width = number(row["half_share"], "part")
+        width = number(row["half_share"], "part")
+        if row["half_share"] is None:
+            width = f"{number(row['half'])} {row['unit']}"
         widths.append(width)
     line = f"Run-to-run variation (95 %) of {main_metric}: ±"
     line += f"{' to '.join(dict.fromkeys(widths))}, estimated from repeated runs."

@@ -42,20 +42,22 @@ MOST_COMMANDS = 40
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
     excluded, remarks, unchecked = [], [], []
-    for record in study.excluded:
-        why, failure = "; ".join(record.validity.codes.values()), record.failure
-        if failure is not None:
-            rank = "" if failure.rank is None else f" of rank {failure.rank}"
-            why = f"{failure.cause}{rank}: {failure.message}"
-        if record.validity.verdict != REHEARSAL:
-            excluded.append({"cell": run_name(record), "state": _state(record), "why": why})
+    for record in filter(lambda each: each.validity.verdict != REHEARSAL, study.excluded):
+        why = "; ".join(record.validity.codes.values())
+        if record.failure is not None:
+            why = f"{record.failure.cause}: {record.failure.message}"
+            if record.failure.rank is not None:
+                failure = record.failure
+                why = f"{failure.cause} of rank {failure.rank}: {failure.message}"
+        excluded.append({"cell": run_name(record), "state": _state(record), "why": why})
     for text in study.unreadable:
         excluded.append({"cell": "", "state": "unreadable", "why": text})
     skipped: Counter[tuple[str, str]] = Counter()
     for record in study.usable:
         for code, text in record.validity.codes.items():
-            row = {"cell": run_name(record), "verdict": verdict_of([record]) or "valid"}
-            remarks.append(row | {"code": code, "why": text})
+            verdict = verdict_of([record]) or "valid"
+            row = {"cell": run_name(record), "verdict": verdict, "code": code, "why": text}
+            remarks.append(row)
         skipped.update(record.validity.unchecked.items())
     for (code, why), cells in skipped.items():
         unchecked.append({"code": code, "why": why, "cells": cells})
@@ -117,7 +119,9 @@ def _validity_lines(study: Study) -> list[str]:
 
 
 def _state(record: Record) -> str:
-    return verdict_words(record) if record.state == "finished" else record.state
+    if record.state == "finished":
+        return verdict_words(record)
+    return record.state
 
 
 def rehearsal(study: Study, findings: Findings) -> Section | None:
@@ -181,12 +185,11 @@ def environment(study: Study, findings: Findings) -> Section:
     rows = []
     for sort, by_name in (("machine", facts), ("variable", dict(sorted(variables.items())))):
         for name, values in by_name.items():
-            text = next(iter(values))
+            text = "; ".join(f"{value} ({count(cells, 'run')})" for value, cells in values.items())
             if len(values) > MOST_VALUES:
                 text = f"{len(values):,} different values"
-            elif len(values) > 1:
-                each = (f"{value} ({count(cells, 'run')})" for value, cells in values.items())
-                text = "; ".join(each)
+            elif len(values) == 1:
+                text = next(iter(values))
             rows.append({"sort": sort, "name": name, "value": text})
     table = Table.of(
         "environment",
@@ -199,11 +202,13 @@ def environment(study: Study, findings: Findings) -> Section:
         if cells < len(study.records):
             setting += f" ({count(cells, 'run')})"
         words.append(setting)
-    text = (
-        f"Set outside Ringside, and able to change results: {join_words(words)}. Runs that "
-        "differ in it are not compared."
-    )
-    lines = (single_line(text, 900),) if words else ()
+    lines: tuple[str, ...] = ()
+    if words:
+        text = (
+            f"Set outside Ringside, and able to change results: {join_words(words)}. Runs that "
+            "differ in it are not compared."
+        )
+        lines = (single_line(text, 900),)
     return Section("environment", "Environment", lines, tables=(table,))
 
 
@@ -215,9 +220,14 @@ def _facts(record: Record) -> dict[str, Any]:
     commit = str(git.get("commit") or "")
     if memory is not None:
         memory = f"{memory / 2**30:,.0f} GiB"
-    if commit and git.get("modified"):
-        commit += ", modified"
-    starts = [str(rank["started"]) for rank in record.ranks if "started" in rank]
+    starts: dict[str, None] = {}
+    for rank in record.ranks:
+        if "started" in rank:
+            starts[str(rank["started"])] = None
+    if "commit" in git:
+        commit = str(git["commit"])
+        if git.get("modified"):
+            commit += ", modified"
     return {
         "hardware": hardware(record),
         "ranks were started by": ", ".join(dict.fromkeys(starts)),
@@ -260,7 +270,9 @@ def cells(study: Study, findings: Findings) -> Section:
     def effective(key: str) -> Reader:
         def read(record: Record) -> str:
             value = record.effective.get(key)
-            return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+            if isinstance(value, list):
+                return ", ".join(map(str, value))
+            return str(value or "")
 
         return read
 

@@ -157,14 +157,14 @@ def _table(links: Sequence[Link]) -> Table:
     for link in sorted(links, key=lambda link: link.compute_to_wire):
         for name, rate in link.rates.items():
             expected = link.forecasts.get(name)
-            error = rate / expected - 1 if expected else None
-            of_link = link.network.host_gb_per_s, link.network.latency_us / 1e3
-            numbers = *of_link, link.compute_to_wire, rate, expected, error
-            rows.append((shown[link.name], name, *numbers))
+            row = {"link": shown[link.name], "gb_per_s": link.network.host_gb_per_s}
+            row |= {"ms": link.network.latency_us / 1e3, "ratio": link.compute_to_wire}
+            row |= {"configuration": name, "rate": rate, "forecast": expected}
+            rows.append(row | {"error": rate / expected - 1 if expected else None})
     columns = (
         *columns_of(link="link", configuration="configuration"),
         *columns_of("number", gb_per_s="GB/s", ms="ms", ratio="compute ÷ sending"),
         *columns_of("rate", rate="images/s", forecast="forecast"),
         *columns_of("change", error="vs. forecast"),
     )
-    return Table("where_each_wins", "Links as their ranks timed them.", columns, tuple(rows))
+    return Table.of("where_each_wins", "Links as their ranks timed them.", columns, rows)

@@ -89,10 +89,13 @@ def waterfall_rows(fall: Waterfall) -> list[dict[str, Any]]:
     rows = []
     for name, step in (*steps, ("measured", fall.measured)):
         row: dict[str, Any] = {"part": name, "why": "", "step": step}
-        change = step if isinstance(step, Estimate) else None
-        if isinstance(step, WaterfallPart):
+        change: Estimate | None = None
+        if isinstance(step, Estimate):
+            change = step
+        else:
             row |= {"ms": step.ms, "why": step.why}
-            change = scaled(step.lost, -1.0) if step.lost is not None else None
+            if step.lost is not None:
+                change = scaled(step.lost, -1.0)
         if change is not None and fall.ideal.value:
             row["share"] = change.value / fall.ideal.value
         rows.append(row | {"images_per_second": change})
@@ -131,7 +134,9 @@ def _step(part: WaterfallPart | Estimate, name: str, ideal: float) -> WaterfallS
     text = f"{sign}{number(abs(lost), 'rate')}"
     if ideal:
         text += f" ({number(abs(lost) / ideal, 'share')})"
-    colour = GAIN if lost < 0 else HIGHLIGHT
+    colour = HIGHLIGHT
+    if lost < 0:
+        colour = GAIN
     if part.name == RESIDUAL:
         colour = GREY
     is_pale = part.why == AT_MOST
@@ -158,11 +163,12 @@ def traces(study: Study, findings: Findings) -> Section | None:
                 timelines.setdefault(read(path).record_id, timeline)
         except RecordError:
             continue  # open_study lists it
-    main = main_point(study, findings)
-    wanted = main.point.record_ids if main else ()
-    traced = [record for record in study.usable if record.record_id in timelines]
-    for record in sorted(traced, key=lambda record: record.record_id not in wanted):
-        drawing = _as_image(timelines[record.record_id])
+    headline = main_point(study, findings)
+    wanted = headline[1].record_ids if headline else ()
+    for record in sorted(study.usable, key=lambda record: record.record_id not in wanted):
+        drawing = ""
+        if record.record_id in timelines:
+            drawing = _as_image(timelines[record.record_id])
         if drawing:
             subject = f"One step of {single_line(run_name(record))}"
             caption = f"{subject}, recorded in a separate pass that gives no rate."

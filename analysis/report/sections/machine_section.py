@@ -9,7 +9,14 @@ from analysis.findings.examine import Findings
 from analysis.findings.links import wires_of
 from analysis.findings.wire_lines import WireLine, fit
 from analysis.input_files import UnreadableInput
-from analysis.report.charts import Axis, heat_map_figure, scale_of, scatter_figure, truncation_note
+from analysis.report.charts import (
+    Axis,
+    ScatterPoint,
+    heat_map_figure,
+    scale_of,
+    scatter_figure,
+    truncation_note,
+)
 from analysis.report.figure import Figure, colours
 from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
@@ -150,11 +157,17 @@ LOST_MS = Axis("lost ms per step", "lost_ms")
 
 
 # What the cells of a line lose, by its metric.
-COLUMN_OF = {COST: "to the strategy", EXPOSED: "to communication"}
-FIGURE_OF = {COST: "Strategy overhead per step", EXPOSED: "Exposed communication"}
-SENTENCE_OF = {
-    COST: "the strategy overhead per step is",
-    EXPOSED: "exposed communication per step is",
+LOST_WORDS = {
+    COST: {
+        "column": "to the strategy",
+        "figure": "Strategy overhead per step",
+        "sentence": "the strategy overhead per step is",
+    },
+    EXPOSED: {
+        "column": "to communication",
+        "figure": "Exposed communication",
+        "sentence": "exposed communication per step is",
+    },
 }
 
 
@@ -212,10 +225,12 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     palette = colours(line.strategy for line in lines)
     for panel, line in enumerate(lines, 1):
         fixed, share = estimate(line.fixed_ms, "ms"), estimate(line.share, "share")
-        start = f"{names[line.label]}: {SENTENCE_OF[line.quantity]}"
-        fit_of = f"R² {number(line.r_squared, 'ratio')}, {len(line.points)} configurations"
-        text = f"{start} {fixed} ms, and {share} of the time that the exchange takes alone"
-        texts.append(sentence(f"{text} ({fit_of})"))
+        start = f"{names[line.label]}: {LOST_WORDS[line.quantity]['sentence']}"
+        text = (
+            f"{start} {fixed} ms, and {share} of the time that the exchange takes alone "
+            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} configurations)"
+        )
+        texts.append(sentence(text))
         if line.speeds == 2:
             texts.append(
                 "Only two link speeds were measured, and a line fits any two points: no third "
@@ -224,7 +239,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         if panel > MOST_LINES:
             continue
         # The cells, the line, and the band in which 95 % of further cells fall.
-        subject = f"{FIGURE_OF[line.quantity]}, {single_line(names[line.label])}"
+        subject = f"{LOST_WORDS[line.quantity]['figure']}, {single_line(names[line.label])}"
         caption = (
             f"{subject}, against the time that the exchange takes alone. Band: 95 % prediction "
             f"interval. {count(len(line.points), 'configuration')} in wire_cells.csv."
@@ -232,7 +247,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         points, pairs = [], []
         for point in line.points:
             pairs.append((point.wire_ms, point.lost_ms))
-            points.append((*pairs[-1], point.label, abs(point.residual_ms)))
+            points.append(ScatterPoint(*pairs[-1], point.label, abs(point.residual_ms)))
         fitted = fit(pairs)
         assert fitted is not None  # the line was fitted to these points
         drawn = []
@@ -252,7 +267,7 @@ def _line_tables(
     by_cell = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.timed}
     cells = []
     for line in lines:
-        words = {"line": names[line.label], "lost": COLUMN_OF[line.quantity]}
+        words = {"line": names[line.label], "lost": LOST_WORDS[line.quantity]["column"]}
         for point in line.points:
             lost: Estimate | None = Estimate(point.lost_ms)
             if line.quantity != EXPOSED:
@@ -264,7 +279,7 @@ def _line_tables(
         (
             Column("cells", "configurations", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
-            Column("lost", "lost", lambda line: COLUMN_OF[line.quantity]),
+            Column("lost", "lost", lambda line: LOST_WORDS[line.quantity]["column"]),
             Column("fixed_ms", "fixed ms", "fixed_ms", "ms", True),
             Column("share", "share", "share", "share", True),
             Column("r_squared", "R²", "r_squared", "ratio"),

@@ -21,10 +21,15 @@ def question(study: Study, findings: Findings) -> Section | None:
     if not questions:
         return None
     asked, race = questions[-1], replay(questions[-1], study.records)
-    figures = filter(None, [_shrinking(asked, race) if race.last else None])
-    tables = filter(None, [standings_table(asked, race), sizes_table(asked, race)])
-    title, lines = f"Question: ask={asked.question.kind}", tuple(answer(asked, race))
-    return Section("question", title, lines, tuple(figures), tuple(tables))
+    figure = _shrinking(asked, race) if race.last else None
+    tables = [standings_table(asked, race), sizes_table(asked, race)]
+    return Section(
+        "question",
+        f"Question: ask={asked.question.kind}",
+        tuple(answer(asked, race)),
+        (figure,) if figure else (),
+        tuple(filter(None, tables)),
+    )
 
 
 def _shrinking(asked: Asked, race: RaceState) -> Figure | None:

@@ -174,8 +174,9 @@ def _panel(
             if point.baseline is not None:
                 alone[point.world_size] = point.baseline.value
         ideal = []
-        for size in sorted({1, *alone} if alone else ()):
-            ideal.append((size, size * alone.get(size, alone[min(alone)])))
+        if alone:
+            for size in sorted({1, *alone}):
+                ideal.append((size, size * alone.get(size, alone[min(alone)])))
         rates.append(DrawnCurve(curve.label, points, *look, ideal))
         if shares:
             efficiencies.append(DrawnCurve(curve.label, shares, *look))
@@ -225,8 +226,10 @@ def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
     names = short_names(single_line(curve.label) for curve in curves)
     parts = []
     for label, texts in by_size[most].items():
-        if len(texts) == 1:
-            parts.append(f"{names[label]} {texts[0]}" if len(curves) > 1 else texts[0])
+        if len(texts) == 1 and len(curves) > 1:
+            parts.append(f"{names[label]} {texts[0]}")
+        elif len(texts) == 1:
+            parts += texts
     if not parts:
         return ""
     subject = "Efficiency on" if kind == "share" else "On"
@@ -286,8 +289,10 @@ def _option_lines(option: str, points: Sequence[CurvePoint]) -> list[OptionLine]
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES:
             curve, point = next(iter(by_value.values()))
-            own = format_option(option, point.key[option])
-            words = [word for word in curve.label.split(BETWEEN) if word != own]
+            words = curve.label.split(BETWEEN)
+            part = format_option(option, point.key[option])
+            while part in words:
+                words.remove(part)
             ordered = [(value, by_value[value].point) for value in sorted(by_value)]
             label = BETWEEN.join(words) or point.key["model.name"]
             lines.append(OptionLine(label, ordered[0][1].key, ordered))
@@ -302,13 +307,14 @@ def _option_figure(
     palette = colours(line.key["strategy.name"] for line in shown)
     curves, highest = [], []
     values: set[float] = set()
-    is_doubtful = False
+    notes = about_intervals(study, "Error bars:")
     for line, marker in zip(shown, MARKERS, strict=False):
         points = []
         for value, point in line.points:
             points.append(DrawnPoint(value, point.rate, point.suspect))
             values.add(value)
-            is_doubtful = is_doubtful or point.suspect
+            if point.suspect and HOLLOW not in notes:
+                notes += HOLLOW
         curves.append(DrawnCurve(line.label, points, palette[line.key["strategy.name"]], marker))
         _, best = max(line.points, key=lambda pair: pair[1].rate.value)
         text = f"{estimate(best.rate, 'rate')} ({format_option(option, best.key[option])})"
@@ -320,8 +326,9 @@ def _option_figure(
         option_words = "batch size"
     ordered = sorted(values)
     ticks = {value: f"{value:g}" for value in ordered[:: math.ceil(len(ordered) / for_width(10))]}
-    base = 2 if ordered[-1] / ordered[0] >= WIDE_RANGE else 0
-    notes = about_intervals(study, "Error bars:") + HOLLOW * is_doubtful
+    base = 0
+    if ordered[-1] / ordered[0] >= WIDE_RANGE:
+        base = 2
     notes += truncation_note(lines, len(shown), "more line", "points.csv")
     return curves_figure(
         name,

@@ -116,7 +116,9 @@ def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) ->
 def differences_table(cells: Sequence[CellDifference], name: str, caption: str) -> Table:
     """Return both rates of every cell that two studies have, their difference and the verdict."""
     units = {unit_of(cell.metric) for cell in cells if cell.metric}
-    unit = units.pop() if len(units) == 1 else ""
+    unit = ""
+    if len(units) == 1:
+        unit = units.pop()
     names = short_names(cell.name for cell in cells)
 
     def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
@@ -124,8 +126,11 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
         return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
 
     def runs(cell: CellDifference) -> str:
-        sides = filter(None, (cell.first.get(cell.metric), cell.second.get(cell.metric)))
-        return ", ".join(str(measured.runs) for measured in sides)
+        numbers_of_runs = []
+        for side in (cell.first, cell.second):
+            if cell.metric in side:
+                numbers_of_runs.append(str(side[cell.metric].runs))
+        return ", ".join(numbers_of_runs)
 
     def detects(cell: CellDifference) -> float | None:
         # Of a difference that was seen nobody asks which others could have been.
@@ -149,7 +154,9 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
 
 def plain_number(metric: str, measured: MeasuredNumber | None) -> str:
     """Return a number as its metric is written."""
-    return ABSENT if measured is None else number(measured.plain, of_metric(metric))
+    if measured is None:
+        return ABSENT
+    return number(measured.plain, of_metric(metric))
 
 
 def unit_of(metric: str) -> str:
