@@ -282,14 +282,13 @@ def _difference(
             unknown.append(study)
     if unknown and not why:
         why = NO_SCATTER.format(" and ".join(unknown))
-    gpus = before[-1][1].gpus
     return CellDifference(
-        name,
-        gpus,
-        metric,
-        first,
-        second,
-        steps,
+        name=name,
+        gpus=before[-1][1].gpus,
+        metric=metric,
+        first=first,
+        second=second,
+        steps=steps,
         why=why,
         against=against,
         all_suspect=tuple(all_suspect),

@@ -246,7 +246,9 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
         rows.append(DotRow(name, ", ".join(words), values[runs], look, is_doubtful=runs.suspect))
     entry = entry_of(rate.metric)
     title = entry.title[:1].upper() + entry.title[1:]
-    notes = about_intervals(study, "Error bars:") + HOLLOW * any(row.is_doubtful for row in rows)
+    notes = about_intervals(study, "Error bars:")
+    if any(row.is_doubtful for row in rows):
+        notes += HOLLOW
     notes += truncation_note(shown, MOST_ROWS, "more configuration", "points.csv")
     axis = Axis(words_of(study)(entry.unit or title), "value", of_metric(rate.metric))
     return rows_figure(RANKING, f"{title}.{notes}", rows, axis)

@@ -416,7 +416,6 @@ def between_hosts(study: Study, point: Point) -> str:
         text += f": {share} of the network's bandwidth, which {verb} the exchange"
     start = "A"
     if point.node_efficiency is not None:
-        hosts = len(runs.cell.hosts)
         ratio = number(point.node_efficiency.value * hosts, "ratio")
         start = f"{hosts} hosts train {ratio} times as fast as the slowest one alone. A"
     return single_line(f"{start}{text}.", 400)

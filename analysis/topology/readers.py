@@ -416,6 +416,8 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
     words = cpu.get("affinity", "")
     if re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*", words):
         mask = int("".join(word.zfill(8) for word in words.split(",")), 16)
+    if SMALL_NUMBER.fullmatch(cpu.get("numaid", "")):
+        numa = cpu["numaid"]  # -1: not known
     if parents.get("pci"):
         bus_id = parents["pci"].get("busid", "").strip().lower()
     if SMALL_NUMBER.fullmatch(sm):

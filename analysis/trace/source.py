@@ -58,10 +58,8 @@ def read_trace(source: str) -> Trace:
     names: Names = {}
     parts: list[tuple[str, Trace]] = []
     for path in paths:
-        if in_folder and path.suffix == _REPORT:
-            exports = {path.with_suffix(".sqlite"), path.with_suffix(".sqlite.gz")}
-            if exports.intersection(paths):
-                continue
+        if path.suffix == _REPORT and path.stem in exported_stems:
+            continue  # its export is beside it
         part = _read(path, names, in_folder)
         if part is not None:
             parts.append((path.name, part))

@@ -224,13 +224,11 @@ def _facts(record: Record) -> dict[str, Any]:
     for rank in record.ranks:
         if "started" in rank:
             starts[str(rank["started"])] = None
-    if "commit" in git:
-        commit = str(git["commit"])
-        if git.get("modified"):
-            commit += ", modified"
+    if commit and git.get("modified"):
+        commit += ", modified"
     return {
         "hardware": hardware(record),
-        "ranks were started by": ", ".join(dict.fromkeys(starts)),
+        "ranks were started by": ", ".join(starts),
         "hosts": compress_hosts(sorted(hosts)),
         "host": None if hosts else environment.get("host"),
         "driver": gpu.get("driver"),

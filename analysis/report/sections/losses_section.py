@@ -164,7 +164,7 @@ def traces(study: Study, findings: Findings) -> Section | None:
         except RecordError:
             continue  # open_study lists it
     headline = main_point(study, findings)
-    wanted = headline[1].record_ids if headline else ()
+    wanted = headline.point.record_ids if headline else ()
     for record in sorted(study.usable, key=lambda record: record.record_id not in wanted):
         drawing = ""
         if record.record_id in timelines:

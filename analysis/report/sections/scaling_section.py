@@ -146,8 +146,9 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
     for panel, ((model, kind), members) in enumerate(list(panels.items())[:MOST_FIGURES], 1):
         order = sorted(members, key=lambda curve: (-len(curve.points), curve.settings))
         drawn = order[:MOST_CURVES]
-        is_doubtful = any(point.suspect for _, point in points_of(drawn))
-        notes = about_intervals(study, "Error bars:") + HOLLOW * is_doubtful
+        notes = about_intervals(study, "Error bars:")
+        if any(point.suspect for _, point in points_of(drawn)):
+            notes += HOLLOW
         notes += truncation_note(members, len(drawn), "more curve", "points.csv")
         if panel == MOST_FIGURES:
             notes += truncation_note(list(panels), MOST_FIGURES, "more model", "points.csv")
