@@ -162,7 +162,6 @@ def report_lines(folder):
     for path in sorted(folder.glob("tables/*.csv")):
         if path.stem not in UNREPORTED_TABLES:
             lines += [f"--- {path.name}", *table_lines(path.read_text(encoding="utf-8"))]
-    shutil.rmtree(folder)
     return lines
 
 
@@ -219,6 +218,7 @@ def answer(command):
     words = shlex.split(command)
     if words[0] == "cells":
         return cells_lines(words[1])
+    shutil.rmtree("report", ignore_errors=True)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         if words[:2] == ["python", "launch.py"]:
