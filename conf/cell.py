@@ -294,7 +294,12 @@ class Cell:
         return f"{kind}-{hosts}gpus{'-'.join(map(str, self.gpus))}-{self.key[:10]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the cell as plain JSON types, faster than asdict: nested mappings are its own."""
+        """Return the cell as plain JSON types. Nested mappings are the cell's own: read them, do
+        not change them.
+
+        A report does this for thousands of records: dataclasses.asdict, which copies every value,
+        would take far longer.
+        """
         plain: dict[str, Any] = dict(vars(self))
         model, optimizer = dict(vars(self.model)), dict(vars(self.optimizer))
         if self.model.inputs == IMAGES:
@@ -316,7 +321,11 @@ class Cell:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
-        """Return the cell that `to_dict` wrote. Raises ValueError: a field holds something else."""
+        """Return the cell that `to_dict` wrote.
+
+        Raises ValueError: a field is missing or holds something else, or the places of the
+        processes cannot be told.
+        """
         cell = msgspec.convert(plain, Cell)
         # msgspec leaves defaults on the class, where vars() does not see them.
         cell = dataclasses.replace(
@@ -329,11 +338,12 @@ class Cell:
                 raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
         if not 1 <= cell.accumulate <= max(1, cell.batch_size):
             raise ValueError(f"accumulate={cell.accumulate}")
-        for name, least, most in (("period", 1, MOST_RANKS), ("servers", 0, MOST_SERVERS)):
-            value = cell.strategy.get(name, least)
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"strategy.{name}={value!r:.100}")
-        servers = cell.servers
+        period = cell.strategy.get("period", 1)
+        if type(period) is not int or not 1 <= period <= MOST_RANKS:
+            raise ValueError(f"strategy.period={period!r:.100}")
+        servers = cell.strategy.get("servers", 0)
+        if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
+            raise ValueError(f"strategy.servers={servers!r:.100}")
         for name in ("hosts", "server_hosts"):
             if not all(map(HOST_NAME.fullmatch, getattr(cell, name))):
                 raise ValueError(f"{name}={getattr(cell, name)!r:.100}")

@@ -176,8 +176,10 @@ class GroupChoice:
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
         """Return why no CUDA graph holds a step with these options of a strategy; else ''."""
         if not self.rules.get("graph", False):
-            strategies = [choice("strategy", name) for name in choices("strategy")]
-            able = [other.name for other in strategies if other.rules.get("graph", False)]
+            able = []
+            for name in choices("strategy"):
+                if choice("strategy", name).rules.get("graph", False):
+                    able.append(name)
             needs = f"a CUDA graph cannot record the CPU's work in a step of strategy={self.name}"
             return f"{needs} (graphs work with {', '.join(able)})"
         for name, limits in self.accepts.items():
@@ -187,7 +189,11 @@ class GroupChoice:
         return ""
 
     def declared(self) -> dict[str, Any]:
-        """Return the rules that ranks and readers of a record need; `sha256` is of foreign code."""
+        """Return the rules that ranks and readers of the record need, and a hash of foreign code.
+
+        They are target, derive, section and compared; `sha256` is that of the file with
+        the target, where that is not Ringside's own.
+        """
         target = self.rules["_target_"]
         declared: dict[str, Any] = {"target": target}
         for name in ("derive", "section"):
@@ -227,7 +233,10 @@ def add_config_dir(folders: Iterable[Path]) -> None:
 
 
 def _refuse_unplain(path: Path) -> None:
-    """Refuse a YAML file that is large or deep, or whose values are not all written out."""
+    """Refuse a YAML file that is large or deep, or whose values are not all written out.
+
+    One that is not YAML is left to whoever reads it.
+    """
     if path.stat().st_size > LARGEST_BYTES:
         raise Refused(f"{path}: larger than {LARGEST_BYTES >> 10} KiB")
     too_deep = Refused(f"{path}: deeper than {DEEPEST} levels")
@@ -250,7 +259,10 @@ def _refuse_unplain(path: Path) -> None:
 
 
 def no_yaml(error: yaml.YAMLError, path: str) -> str:
-    """Return the sentence about a file that is not YAML; `path` is for an error without one."""
+    """Return the sentence about a file that is not YAML.
+
+    `path` stands where the error names no file.
+    """
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         path = f"{mark.name}, line {mark.line + 1}"
@@ -299,7 +311,10 @@ def of_model(model: str, option: str) -> Any:
 
 
 def training_gigaflop(model: str, pixels: int) -> float | None:
-    """Return the 10⁹ operations of training on an image: thrice a forward pass; None: unknown."""
+    """Return the 10⁹ operations of training on one image; None: the model's YAML says none.
+
+    Assumed: backward takes twice as many as forward, and both as many as there are pixels.
+    """
     gigaflop, stated_pixels = of_model(model, "gigaflop"), of_model(model, "gpu.image_size")
     if not gigaflop or not stated_pixels:
         return None
@@ -447,9 +462,11 @@ def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 
 def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
-    """Return checked options with every `auto` replaced, for `ranks` ranks on cuda or cpu.
+    """Return checked options with every `auto` replaced, for a cell of `ranks` ranks on cuda or
+    cpu.
 
-    SERVER_NODES is left out: a cell with hosts keeps its meaning as Cell.server_hosts.
+    SERVER_NODES is left out: a cell keeps its meaning as Cell.server_hosts, and only if it has
+    hosts.
     """
     chosen = choice(group, typed["name"])
     values = dict(typed)

@@ -44,7 +44,11 @@ def shared_memory_prefix(token: str) -> str:
 
 
 def free_shared_memory() -> int:
-    """Return the bytes that this process can still take in SHARED_MEMORY_FOLDER: memory too."""
+    """Return how many bytes this process can still take in SHARED_MEMORY_FOLDER; 0 where there is
+    none.
+
+    What lies there is memory too: a folder may be larger than what is left of that.
+    """
     try:
         free = shutil.disk_usage(SHARED_MEMORY_FOLDER).free
     except OSError:
@@ -54,7 +58,8 @@ def free_shared_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that this process and its groups have left; None: unknown."""
+    """Return how many bytes of memory this process can still take, with the limits of its control
+    groups; None: unknown."""
     free = kernel_count(MEMORY, "MemAvailable:") << 10
     if not free:
         return None
@@ -70,7 +75,11 @@ def free_memory() -> int | None:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process can keep busy; of a limit of 1.5 cores these are 2."""
+    """Return how many cores this process can keep busy: those that it may run on, or fewer where a
+    group limits their time.
+
+    Of a limit of 1.5 cores (docker --cpus=1.5) these are 2.
+    """
     cores = len(os.sched_getaffinity(0))
     for folder in _limiting_groups("cpu"):
         for names in CORE_FILES:
@@ -83,7 +92,8 @@ def usable_cores() -> int:
 
 
 def _limiting_groups(controller: str) -> Iterator[Path]:
-    """Yield the folder of each control group around this process, the innermost first."""
+    """Yield the folder of each control group around this process that may limit it, the innermost
+    first."""
     for group, top in control_groups(controller):
         for folder in (group, *group.parents):
             if folder.is_relative_to(top):
@@ -101,9 +111,11 @@ def kernel_count(file: Path, name: str) -> int:
 
 
 def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:
-    """Yield (folder of the group, top of its hierarchy) of this process for a controller.
+    """Yield (folder of the group, top of its hierarchy) of this process, where a controller such as
+    `cpu` may limit it.
 
-    Version 2 has one hierarchy for all, version 1 one for each. A container may lack the folders.
+    Version 2 has one hierarchy for all controllers, version 1 one for each. Folders may not be
+    there in a container.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():

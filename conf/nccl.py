@@ -106,7 +106,8 @@ def forbidden(variable: str) -> str:
 
 
 def level_word(value: str) -> str:
-    """Return NCCL's word for a level, or for its legacy number: 0 LOC … 4 and more SYS."""
+    """Return NCCL's word for a level; a legacy number as NCCL translates it (0 LOC … 4 and more
+    SYS)."""
     digits = re.match(r"[0-9]{1,9}", value)
     if not digits:
         return value
@@ -312,7 +313,10 @@ BOUNDS = (
 
 
 def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
-    """Check every setting and return (the variables that it sets, notices for the user)."""
+    """Check every setting and return (the variables that it sets, notices for the user).
+
+    What is `null` sets no variable. A legacy number of a level is translated.
+    """
     for name, value in vars(nccl).items():  # Hydra's `+nccl.name=value` adds any
         if name not in (*FIELDS, "other"):
             raise Refused(unknown_setting(name, str(value)))
@@ -450,7 +454,8 @@ def with_configuration_files(
 
 
 def forbidding_multicast(surroundings: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that forbid NVLink multicast."""
+    """Return the variables of an environment that forbid NVLink multicast (it can put shared GPUs
+    out of service)."""
     forbidding = {}
     for name, allowing in _MULTICAST.items():
         # A spelling that is not known forbids, to be safe.

@@ -16,7 +16,8 @@ AS_TYPED = {"True": "true", "False": "false"}  # words of Python's as YAML has t
 
 
 class Refused(ValueError):
-    """A request that cannot be measured. Its message: the field, the value, what is accepted."""
+    """A request that cannot be measured. The message names the field, the value and what is
+    accepted."""
 
 
 def option(

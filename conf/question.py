@@ -38,7 +38,11 @@ class Question:
 
 
 def asked_question(config: Any) -> Question | None:
-    """Return the question of a configuration; None where nothing is asked. Raises Refused."""
+    """Return the question of a configuration; None where nothing is asked.
+
+    Raises:
+        Refused: a margin, a budget or an efficiency that is none.
+    """
     if config.ask is None:
         return None
     shares = {}

@@ -310,7 +310,10 @@ def _typed_options(
 
 
 def labelled(cell: Cell, config: Config) -> Cell:
-    """Return a cell with labels for people, 'batch 512', 'compile': what is no default."""
+    """Return a cell with its labels for people: what is asked for besides the defaults.
+
+    'batch 512', 'compile', 'comm_hook=bf16'. No code reads them.
+    """
     labels = []
     if cell.global_batch_size:
         labels.append(f"global batch {cell.global_batch_size}")

@@ -26,7 +26,8 @@ def split(dotted: str) -> tuple[str, str]:
 
 
 def locate(dotted: str) -> Any:
-    """Import a module and return what it calls `name`. Raises whatever the import raises."""
+    """Import a module and return what it calls `name`. Raises whatever the import raises, or
+    AttributeError."""
     module, name = split(dotted)
     return getattr(importlib.import_module(module), name)
 
@@ -47,7 +48,9 @@ def locate_without_torch(dotted: str) -> Any:
 
 
 def call_dotted(dotted: str, *arguments: Any) -> Any:
-    """Call code of a benchmark before any process starts, and return what it returns."""
+    """Call code of a benchmark in the launching process, before any process starts; return what it
+    returns.
+    """
     function = locate_without_torch(dotted)
     try:
         return function(*arguments)
@@ -58,7 +61,9 @@ def call_dotted(dotted: str, *arguments: Any) -> Any:
 
 
 def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
-    """Return the SHA-256, in hex, of the file that defines a name; None for Ringside's own."""
+    """Return the SHA-256 of the file that defines a name, in hexadecimal digits; None for
+    Ringside's own code.
+    """
     if split(dotted)[0].partition(".")[0] in OURS:
         return None
     return hashlib.sha256(source_file(field, dotted).read_bytes()).hexdigest()

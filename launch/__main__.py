@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         tracking = Tracking(uri=options.uri, experiment=options.experiment)
         if options.command == "ui":
             return show(options.folder, tracking)
-        written, already, unreadable = sync(options.folder, tracking)
+        report = sync(options.folder, tracking)
     except (ValueError, WrongUri) as error:
         complain(error)
         return 2
@@ -73,13 +73,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain(STOPPED[options.command])
         return INTERRUPTED
-    for sentence in unreadable:
+    for sentence in report.unreadable:
         complain(sentence)
     print(
-        f"{count(written, 'run')} written to MLflow, {already} there before, "
-        f"{len(unreadable)} not written"
+        f"{count(report.projected, 'run')} written to MLflow, {report.already} there before, "
+        f"{len(report.unreadable)} not written"
     )
-    return 1 if unreadable else 0
+    return 1 if report.unreadable else 0
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     text = str(error)
     # OmegaConf's exception knows the key: the error itself, or what Hydra raised it from.
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    cause = error.__cause__
+    if isinstance(error, OmegaConfBaseException):
+        cause = error
     unknown = UNKNOWN_KEY.search(text)
     ambiguous = SEVERAL_VALUES.search(text)
     file = WRONG_FILE.search(text)
@@ -137,8 +139,10 @@ def _wrong_file(name: str, problem: str, key: str) -> str:
 
 
 def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
-    typed = [text for text in arguments if text.lstrip("+~").partition("=")[0] == key]
-    argument = typed[0] if typed else key
+    argument = key
+    for text in reversed(arguments):  # the first that has the key
+        if text.lstrip("+~").partition("=")[0] == key:
+            argument = text
     value = argument.partition("=")[2]
     if key in GROUPS:  # one that has no default is appended
         known = ", ".join(choices(key))

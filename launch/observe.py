@@ -67,7 +67,9 @@ def observe(command: Sequence[str], output_dir: Path, uri: str | None = None) ->
     folder = CellFolder((output_dir / "observed" / time.strftime("%Y%m%d-%H%M%S")).absolute())
     for path in (folder.path / "ranks", folder.path / "nccl"):
         make_folder(path)
-    tracker = Tracker(Tracking(uri=uri), output_dir, "observed") if uri is not None else None
+    tracker = None
+    if uri is not None:
+        tracker = Tracker(Tracking(uri=uri), output_dir, "observed")
     token, started_at = secrets.token_hex(8), time.time()
     uuids = [device.uuid for device in devices.look("auto", os.environ).devices if device.uuid]
     with Sampler(folder, uuids, token):
@@ -167,8 +169,9 @@ def _sentences(
     if seen.unjudged:
         said.append(f"No rank is judged: {seen.unjudged}.")
     elif not seen.delays:
-        is_disengaged = any(answer.answer == NO for answer in answers)
-        subject = "No slow rank" if is_disengaged else "Nothing wrong"
+        subject = "Nothing wrong"
+        if any(answer.answer == NO for answer in answers):
+            subject = "No slow rank"
         least = [f"{ms:.1f} ms to {kind}" for kind, ms in seen.least_ms.items()]
         named = f"A rank that loses, in every step, {join_words(least)}"
         if GPU in seen.least_ms:

@@ -10,7 +10,7 @@ A pass that fails leaves the measured record as it is; the reason is listed as u
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.input_files import UnreadableInput
@@ -33,11 +33,19 @@ PASS = "benchmarks.training.passes.profiled"
 Run = Callable[[Cell, CellFolder, Sequence[str]], Outcome]
 
 
-def profiled(
-    cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run
-) -> tuple[SettingResult, dict[str, float], dict[str, Any], dict[str, Any]]:
+@dataclass(frozen=True)
+class Profiled:
+    """What a profiled pass adds to the record."""
+
+    finding: SettingResult
+    metrics: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+    effective: dict[str, Any] = field(default_factory=dict)
+
+
+def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Profiled:
     """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`; return what
-    it adds to the record: a finding, metrics, tables and effective settings."""
+    it adds to the record."""
     facts: dict[str, Any] = {"profiler": cell.profiler}
     capture_range = cell.profiler == "nsys" and cell.device == "cuda"
     if cell.runs_script:
@@ -60,14 +68,17 @@ def profiled(
         safe_files.write_whole(folder.profile.timeline, timeline.encode())
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
         sentence = f"the profiled pass gave no trace: {error}"
-        return SettingResult(PROFILED, sentence, "unchecked"), {}, {}, {}
+        return Profiled(SettingResult(PROFILED, sentence, "unchecked"))
     steps = count(cell.profiler_options["steps"], "step")
     sentence = f"a trace of {steps} was recorded in a separate pass, whose rate is not used"
     if len(cell.every_host) > 1:
         sentence += "; how long ranks wait for those of other hosts is not known"
-    finding = SettingResult(PROFILED, sentence, "finding")
-    effective = {"trace": {**facts, "source": trace.source}}
-    return finding, trace_metrics(summary), {"trace": summary.to_json()}, effective
+    return Profiled(
+        SettingResult(PROFILED, sentence, "finding"),
+        trace_metrics(summary),
+        {"trace": summary.to_json()},
+        {"trace": {**facts, "source": trace.source}},
+    )
 
 
 def _by_nsys(untimed: Cell, folder: CellFolder, nsys: Nsys, run: Run) -> Trace:

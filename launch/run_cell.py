@@ -180,22 +180,22 @@ class CellRunner:
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             return self._run(CellPass(untimed, inside, timed.token, added, command), progress)
 
-        finding, metrics, tables, effective = profiled(record.cell, folder, self.nsys, run)
-        if finding.severity == "unchecked":
+        trace = profiled(record.cell, folder, self.nsys, run)
+        if trace.finding.severity == "unchecked":
             if self.stopping():
                 return record
-            self.note(f"{record.cell.name}: {finding.sentence}")
+            self.note(f"{record.cell.name}: {trace.finding.sentence}")
         if tunes and folder.profile.nccl_logs():
             safe_files.make_folder(folder.tuning.path)
             folder.profile.nccl_conf.parent.rename(folder.tuning.nccl_conf.parent)
-            observed = observe(record, folder, study_records, self.study.folder_of)
-            record = dataclasses.replace(record, effective=observed)
-        metrics = record.metrics | metrics
-        findings = [*record.effective.get("findings", []), dataclasses.asdict(finding)]
+            effective = observe(record, folder, study_records, self.study.folder_of)
+            record = dataclasses.replace(record, effective=effective)
+        metrics = record.metrics | trace.metrics
+        findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
         return dataclasses.replace(
             record,
             metrics=metrics | disagreement(metrics),
-            tables=record.tables | tables,
-            effective=record.effective | effective | {"findings": findings},
+            tables=record.tables | trace.tables,
+            effective=record.effective | trace.effective | {"findings": findings},
             raw_sha256=folder.raw_sha256(),
         )

@@ -276,8 +276,8 @@ class SweepRun:
             chosen = race.pending[0]
             cell = candidates[race.keys[chosen]]
             run = PlannedCell(replace(cell, repeat=len(race.records[chosen])))
-            needed_s, _ = estimates([run], self.known)[0]
-            if budget_s is not None and now() - self.began_at + needed_s > budget_s:
+            (needed,) = estimates([run], self.known)
+            if budget_s is not None and now() - self.began_at + needed.seconds > budget_s:
                 self._note(f"the budget of {duration(budget_s)} is used up (budget=)")
                 return
             if run.cell.key not in indices:
@@ -314,7 +314,9 @@ class SweepRun:
             by_id = {record.record_id: record for record in self.known}
             self.done = find_finished(cells, self.study, self.here, self._note, by_id)
         open_cells = self._open_cells()
-        work = worded(open_cells, self.known) if open_cells else "nothing is left to measure"
+        work = "nothing is left to measure"
+        if open_cells:
+            work = worded(open_cells, self.known)
         self.console.print(f"{self.config.intro}{work}", markup=False)
         for notice in self.notices:
             self._note(notice)
@@ -454,8 +456,9 @@ class SweepRun:
                     self.screen.hold(index)
                     return
                 # Another launcher may have finished it while this one was at other cells.
-                resumes = self.config.resume
-                earlier = self.study.finished(planned.cell, self.here) if resumes else None
+                earlier = None
+                if self.config.resume:
+                    earlier = self.study.finished(planned.cell, self.here)
                 if earlier:
                     self.done[index] = earlier
                     self.known.append(earlier)

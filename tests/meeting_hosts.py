@@ -56,9 +56,9 @@ def main():
         ["ip", "netns", "exec", "a", "ss", "-Hltn"], capture_output=True, text=True, check=True
     )
     listener.communicate()
-    address, interfaces = choose(first, wanted, {}, {"b": reached})
+    found = choose(first, wanted, {}, {"b": reached})
     places = [line.split()[3].rpartition(":")[0] for line in sockets.stdout.splitlines()]
-    print(json.dumps([wanted, reached, address, dict(interfaces), places]))
+    print(json.dumps([wanted, reached, found.address, dict(found.interfaces), places]))
 
 
 if __name__ == "__main__":

@@ -168,7 +168,9 @@ def test_another_way_around_the_rewriting_is_left_to_the_schema(text):
     assert GPUS.normalise([text]) == [text]
 
 
-@pytest.mark.parametrize("text", ["3", "all", "'0,3'", "0+3", "1_3", "true", "0,3", "choice(0,3)"])
+@pytest.mark.parametrize(
+    "text", ["3", "all", "'0,3'", "0+3", "1_3", "true", "0,3", "[0],[3]", "choice(0,3)"]
+)
 def test_a_value_that_bypasses_the_rewriting_is_no_list(text):
     with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
         compose("config", overrides=[f"++gpus={text}"])

@@ -224,10 +224,10 @@ def run_job(folder, platform, fault, *options):
 
 @pytest.mark.needs("namespaces")
 def test_torchrun_on_two_nodes_measures_one_study(tmp_path):
-    strategies = "strategy=kvstore_dist_sync,hierarchical"
+    strategies = "strategy=nccl_allreduce,kvstore_dist_sync,hierarchical"
     nodes, records, left = run_job(tmp_path, "torchrun", "none", "nodes=2", strategies)
     assert [nodes[host]["status"] for host in "ab"] == [0, 0], nodes
-    assert {record.state for record in records} == {"finished"} and len(records) == 2
+    assert {record.state for record in records} == {"finished"} and len(records) == 3
     assert {record.cell.hosts for record in records} == {("node0", "node1")}
     assert left == []
 

@@ -96,6 +96,14 @@ def test_a_model_has_its_published_size_and_the_outputs_of_its_yaml(cells, name)
     assert len(heads) == {"inception_v3": 2, "googlenet": 3}.get(name, 1)
 
 
+def test_resnet200_and_inception_are_those_of_mxnets_bandwidth_tool(cells):
+    resnet = without_batch_norm(on_meta(cells["resnet200"].model))
+    assert [name for name in resnet if name.endswith("bias")] == ["fc.bias"]
+    inception = without_batch_norm(on_meta(cells["inception_v3"].model))
+    main = [p.numel() for name, p in inception.items() if not name.startswith("AuxLogits")]
+    assert (len(main), sum(main)) == (96, 23_800_136)
+
+
 def test_sizes_count_what_is_trained():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     model[0].requires_grad_(False)

@@ -35,7 +35,15 @@ RATE, COST = "throughput/images_per_second", "strategy/cost_ms"
 FLOOR = Floor(0.002, 6, 12, "one")
 
 
-# The interval.
+# The quantile and the interval.
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 12, 45, 300])
+def test_students_t_needs_no_scipy(freedom):
+    for level in (0.5, 0.95, 0.999):
+        assert quantile(freedom, level) == pytest.approx(
+            student.ppf((1 + level) / 2, freedom), rel=1e-9
+        )
 
 
 def test_the_variance_of_a_median_is_that_of_drawn_medians():

@@ -30,7 +30,14 @@ from analysis.prediction.calibration_data import (
 )
 from analysis.prediction.candidates import ForecastRequest, candidates
 from analysis.prediction.distributions import constant, mean, normal, scaled_normal
-from analysis.prediction.forecast import conformal, forecast, held_out_cells, hold_out, scores_of
+from analysis.prediction.forecast import (
+    conformal,
+    errors_of,
+    forecast,
+    held_out_cells,
+    hold_out,
+    scores_of,
+)
 from analysis.prediction.link_model import (
     DIRECT,
     HOST_MEMORY,
@@ -363,6 +370,14 @@ def test_a_slow_gpu_is_forecast_as_slow():
         for members in ((0, 1), (0, 2))
     )
     assert quick == pytest.approx(35.6, rel=0.01) and slow == pytest.approx(40.0)
+
+
+def test_few_cells_claim_no_error():
+    calibration = invented(sizes=(2, 4))  # eight can be held out
+    held = hold_out(calibration, "condition")
+    made = forecast(calibration, ON_FOUR, scores_of(held))
+    assert made.low is None and "this study has 8" in " ".join(made.why)
+    assert all(result.inside is None for result in held) and errors_of(held)["covered"] is None
 
 
 def hooked(hook, name="nccl_allreduce", workload=WORKLOAD):

@@ -308,10 +308,10 @@ def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named
     first, addresses = host("a", interfaces=[ETH, IB]), ["10.1.0.1", "10.0.0.1"]
     slow = {"10.1.0.1": {"why": "no answer within 3 s"}, "10.0.0.1": {"interface": "eno1"}}
     both = {"10.1.0.1": {"interface": "ib1"}, "10.0.0.1": {"interface": "eno2"}}
-    address, interfaces = choose(first, addresses, {}, {"b": slow, "c": both})
+    found = choose(first, addresses, {}, {"b": slow, "c": both})
     expected = {"a": "eth0", "b": "eno1", "c": "eno2"}
-    assert (address, interfaces) == ("10.0.0.1", expected)
-    assert choose(first, addresses, {}, {"c": both})[1] == {"a": "ib0", "c": "ib1"}
+    assert (found.address, found.interfaces) == ("10.0.0.1", expected)
+    assert choose(first, addresses, {}, {"c": both}).interfaces == {"a": "ib0", "c": "ib1"}
     said = r"b does not reach a at 10.1.0.1: no answer within 3 s\. What.*engine.interface="
     with pytest.raises(Refused, match=said):
         choose(first, addresses[:1], {}, {"b": slow, "c": both})

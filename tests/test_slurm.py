@@ -88,7 +88,7 @@ def test_the_time_left_is_asked_of_slurm_and_else_read_from_the_environment(scon
 
 def test_a_cell_that_does_not_fit_says_why(monkeypatch):
     def estimates(cells, known):
-        return [(cells[0].name, False)]
+        return [SimpleNamespace(seconds=cells[0].name)]
 
     monkeypatch.setattr(estimate, "estimates", estimates)
     monkeypatch.setattr(slurm, "time_left_s", lambda around: 100.0 if around else None)

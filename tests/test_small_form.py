@@ -94,7 +94,7 @@ def took(cell, seconds, **changes):
 def seconds_of(cells, known=(), **begun):
     """The estimate of each of some cells."""
     planned = [PlannedCell(one) for one in cells]
-    return [seconds for seconds, _ in estimates(planned, known, **begun)]
+    return [one.seconds for one in estimates(planned, known, **begun)]
 
 
 def test_no_estimate_rests_on_another_model():

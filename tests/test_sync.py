@@ -10,7 +10,7 @@ from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
 from launch.tracking import mlflow_run
-from launch.tracking.tracker import Tracker, sync
+from launch.tracking.tracker import SyncReport, Tracker, sync
 from launch.tracking.ui import WAITS, find_study
 
 OTHER = "b" * 32
@@ -42,9 +42,9 @@ def parents(tracker):
 
 
 def test_everything_is_written_once(study_dir):
-    assert sync(study_dir) == (3, 0, [])
+    assert sync(study_dir) == SyncReport(projected=3, already=0, unreadable=[])
     before = database_rows(study_dir.parent / "mlflow.db")
-    assert sync(study_dir) == (0, 3, [])
+    assert sync(study_dir) == SyncReport(projected=0, already=3, unreadable=[])
     assert database_rows(study_dir.parent / "mlflow.db") == before
     tracker = open_store(study_dir)
     stored = parents(tracker)
@@ -74,7 +74,7 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
         run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
         for run in tracked_runs(tracker).values()
     }
-    assert sync(study_dir) == (1, 2, [])
+    assert sync(study_dir) == SyncReport(projected=1, already=2, unreadable=[])
     after = {
         run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
         for run in tracked_runs(tracker).values()
@@ -88,7 +88,7 @@ def test_a_sweep_whose_launcher_died_is_completed(study_dir):
     tracker.log([tracked_record(1)], lambda _: CellFolder(study_dir / "cell-000001"))
     run_id = tracker._parents["a" * 32]
     tracker._client.set_tag(run_id, "ringside.boot_id", "an earlier boot")
-    assert sync(study_dir) == (2, 1, [])
+    assert sync(study_dir) == SyncReport(projected=2, already=1, unreadable=[])
     parent = parents(tracker)["a" * 32]
     assert parent.info.run_id == run_id and parent.info.status == "KILLED"
     assert parent.data.tags["mlflow.note.content"].count("\n| resnet50") == 2
@@ -101,7 +101,7 @@ def test_a_sweep_that_another_launcher_is_writing_is_not_closed(study_dir):
     tracker = open_store(study_dir)
     tracker.start_sweep(make_sweep())
     tracker._client.set_tag(tracker._parents["a" * 32], "ringside.host", "another-host")
-    assert sync(study_dir)[0] == 3
+    assert sync(study_dir).projected == 3
     assert parents(tracker)["a" * 32].info.status == "RUNNING"
 
 

@@ -69,6 +69,10 @@ def test_clean_cells_of_h200s_have_no_code_of_time(folder):
     assert codes(*lines_of(folder)) == set()
 
 
+def test_every_strategy_has_a_clean_cell():
+    assert len(TRAINED) >= 8
+
+
 @pytest.mark.parametrize(("place", "share"), [(50, 5.0), (5, 0.5)])
 def test_one_long_step_in_72_is_a_pause(place, share):
     record, lines = lines_of(PAIR)

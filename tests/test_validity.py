@@ -760,6 +760,8 @@ def baselines(record, others):
 ALONE = [cell_of([0], 100.0), cell_of([1], 80.0), cell_of([2], 10.0)]
 FIRST = [cell_of([0], 100.0)]
 THREE = [cell_of([0], rate, repeat, repeat=repeat) for repeat, rate in enumerate((90, 100, 500))]
+STRONG = [cell_of([0], 100.0, batch_size=512, global_batch_size=512)]
+LOC = {"NCCL_P2P_LEVEL": "LOC"}
 EFFICIENCIES = {
     "against the slowest member": (cell_of([0, 1], 144.0), ALONE, 144 / (2 * 80)),
     "in whatever order": (cell_of([1, 0], 144.0), ALONE, 144 / (2 * 80)),
@@ -768,6 +770,17 @@ EFFICIENCIES = {
     "one GPU": (FIRST[0], [], None),
     "no baseline": (cell_of([0, 1], 100.0), [], None),
     "no rate": (cell_of([0, 1], None), FIRST, None),
+    "as many images per step": (
+        cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512),
+        STRONG,
+        0.75,
+    ),
+    "more images per step": (
+        cell_of([0, 1], 150.0, batch_size=512, global_batch_size=1024),
+        STRONG,
+        None,
+    ),
+    "weak and strong are never mixed": (cell_of([0, 1], 150.0, batch_size=512), STRONG, None),
 }
 
 

@@ -156,7 +156,10 @@ class LoadedBatches:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch, on the device. Raises ValueError: the loader gives none."""
+        """Return the next batch, on the device.
+
+        Raises ValueError: the loader gives none, or one of another form.
+        """
         began = time.perf_counter()
         batch = checked(self._cell, self._source, next(self._batches))
         on_device = tuple(tensor.to(self._device, non_blocking=True) for tensor in batch)

@@ -130,7 +130,10 @@ def filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int =
 
 # JSON in tensors of bytes, on the host.
 def broadcast_json(value: Json, group: Group = None) -> Json:
-    """Return the value of a group's first rank. Collective. Raises ValueError: not of its type."""
+    """Return the value of a group's first rank. Every rank gives one of the same type. Collective.
+
+    Raises ValueError: what came is no such value.
+    """
     mine = _packed(value)
     size = torch.tensor([len(mine)])
     dist.broadcast(size, group=group, group_src=0)
@@ -143,7 +146,10 @@ def broadcast_json(value: Json, group: Group = None) -> Json:
 
 
 def all_gather_json(value: Json) -> list[Json]:
-    """Return the values of all ranks, in order. Collective. Raises ValueError: not of its type."""
+    """Return the values of all ranks, in their order. Each gives one of the same type. Collective.
+
+    Raises ValueError: what came from one is no such value.
+    """
     mine, ranks = _packed(value), range(dist.get_world_size())
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
     dist.all_gather(sizes, torch.tensor([len(mine)]))

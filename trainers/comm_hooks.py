@@ -32,7 +32,10 @@ SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, FP8: 1 + SCALE_BYTES / BLOCK}
 
 
 def share(tensors: Iterable[Tensor], comm_hook: str) -> float:
-    """Return the share of these gradients' bytes that a hook sends: of float32 half with fp16."""
+    """Return the share of these gradients' bytes that a hook sends.
+
+    With half precision it is ½ of float32, and all of what is half precision already.
+    """
     if comm_hook not in SENT_BYTES:
         return 1.0
     whole = sent = 0.0
@@ -58,7 +61,10 @@ class BucketHook(ABC):
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """Begin to reduce a bucket; behind the last one, end all. The future has its mean."""
+        """Begin to reduce a bucket; behind the last one, end all.
+
+        The future has the bucket's mean gradient (elements,).
+        """
         gradient = bucket.buffer()
         received, work = self._begin(gradient, bucket.index())
         assert work is not None

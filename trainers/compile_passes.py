@@ -131,7 +131,10 @@ def widened_by_each_reader(graph: fx.Graph) -> int:
 
 
 def sums_written_once(graph: fx.Graph) -> int:
-    """Let a masked sum that several kernels read be made once, not by each. Return how many."""
+    """Let a masked sum of gradients that several kernels read be made once. Return how many.
+
+    inductor would let each of the kernels read all of its parts.
+    """
     written: set[fx.Node] = set()
     for masked in _calls(graph, aten.where.self):
         total = masked.args[2]
@@ -200,7 +203,10 @@ def _call(
 
 
 def in_faster_forms(model: nn.Module) -> nn.Module:
-    """Let every first convolution take its faster form, in place; parameters keep their names."""
+    """Let every first convolution of a model take its faster form, in place.
+
+    Parameters and their names stay.
+    """
     for module in model.modules():
         if type(module) is nn.Conv2d and _is_first(module):
             module.__class__ = StrideFreeConvolution

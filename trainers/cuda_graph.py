@@ -51,7 +51,10 @@ class CudaCapture:
         return graph.replay, result
 
     def close(self) -> None:
-        """Give the graphs back, which hold communicators, and return to the default stream."""
+        """Give the graphs back and return to the default stream.
+
+        Before the process group ends: graphs hold its communicators.
+        """
         torch.cuda.synchronize(self._device)
         for graph in self._graphs:
             graph.reset()

@@ -35,7 +35,10 @@ def new_path() -> Path:
 
 
 def named(name: str) -> Path:
-    """Return the path of a name that this cell has given. Raises ValueError: it gives no such."""
+    """Return the path of a file that another process of this cell has named by `new_path`.
+
+    Raises ValueError: the cell gives no such name.
+    """
     prefix = shared_memory_prefix(os.environ.get(TOKEN, ""))
     if not re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}", name):
         raise ValueError(f"{name!r:.100}: no name of shared memory of this cell")
@@ -75,7 +78,10 @@ def attach(path: Path, size_bytes: int) -> mmap.mmap:
 
 
 def checked(call: str, answer: tuple[Any, ...]) -> Any:
-    """Return the value of a CUDA call. Raises RuntimeError with `call` and the error's name."""
+    """Return the value of a CUDA call of cuda-bindings; `call` says what it was about.
+
+    Raises RuntimeError: the call failed. The message has `call` and CUDA's name for the error.
+    """
     error, *values = answer
     if int(error) != 0:
         raise RuntimeError(f"{call}: {getattr(error, 'name', error)}")
@@ -90,7 +96,10 @@ class GpuMemory:
     """
 
     def __init__(self, size_bytes: int, device: torch.device, name: str = "") -> None:
-        """Allocate on the current GPU, which is `device`; messages call it `name`."""
+        """Allocate on the current GPU, which is `device`; `name` is its name in messages.
+
+        Raises RuntimeError: there is not that much memory.
+        """
         self._name = name or str(device)
         call = f"cudaMalloc of {size_bytes} bytes on {self._name}"
         self.address = int(checked(call, runtime.cudaMalloc(max(1, size_bytes))))
@@ -157,7 +166,10 @@ def exported(memory: GpuMemory) -> bytes:
 
 
 def imported(handle: bytes) -> int:
-    """Return the address here of memory that another process exported. Raises ValueError."""
+    """Return the address, in this process, of memory that another process has exported.
+
+    Raises ValueError: the handle has another length.
+    """
     if len(handle) != HANDLE_BYTES:
         length = len(handle)
         raise ValueError(f"a handle of GPU memory has {length} bytes; expected {HANDLE_BYTES}")

@@ -32,16 +32,13 @@ def build(network: Network) -> nn.Module:
                 f"{', '.join(builders)}"
             )
         model = builders[network.builder](**arguments)
-    elif network.library == OWN_MODEL:
-        form: tuple[type[nn.Module], str] = (OwnModel, "trainers.batches.OwnModel")
-        sizes = {}
-        if network.inputs == IMAGES:
-            form = (nn.Module, "torch.nn.Module")
-            sizes = {"classes": network.classes, "channels": network.channels}
+    elif network.library == OWN_MODEL and network.inputs == IMAGES:
+        sizes = {"classes": network.classes, "channels": network.channels}
         model = locate(network.builder)(**sizes, **network.options)
-        if not isinstance(model, form[0]):
-            returned = f"returned {type(model).__name__}; expected a {form[1]}"
-            raise TypeError(f"model.builder={network.builder}: {returned}")
+        _check_type(network, model, nn.Module, "torch.nn.Module")
+    elif network.library == OWN_MODEL:
+        model = locate(network.builder)(**network.options)
+        _check_type(network, model, OwnModel, "trainers.batches.OwnModel")
     elif network.library == "timm":
         import timm
 
@@ -54,6 +51,13 @@ def build(network: Network) -> nn.Module:
         model = torchvision.models.get_model(network.builder, weights=None, **arguments)
     assert isinstance(model, nn.Module)
     return model.train()
+
+
+def _check_type(network: Network, model: object, expected: type, name: str) -> None:
+    if not isinstance(model, expected):
+        raise TypeError(
+            f"model.builder={network.builder}: returned {type(model).__name__}; expected a {name}"
+        )
 
 
 def _resnet200(num_classes: int) -> nn.Module:
@@ -110,7 +114,10 @@ def loss(
 
 
 def bf16_weights(model: nn.Module) -> nn.Module:
-    """Cast weights to bfloat16 in place, but the few of batch norm, whose sums need float32."""
+    """Cast weights to bfloat16 in place, but batch norm's.
+
+    Its sums need the digits of float32, and it has few bytes.
+    """
     for module in model.modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters(recurse=False):

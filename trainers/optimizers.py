@@ -51,7 +51,10 @@ def name_of(optimizer: torch.optim.Optimizer | None) -> str:
 
 
 def settings(optimizer: torch.optim.Optimizer | None) -> tuple[float, ...]:
-    """Return SETTINGS numbers: rate, decay, momentum or beta1, beta2, epsilon; zeros for None."""
+    """Return SETTINGS numbers: learning rate, weight decay, momentum or beta1, beta2, epsilon.
+
+    Zeros without an optimizer.
+    """
     if optimizer is None:
         return (0.0,) * SETTINGS
     group = optimizer.param_groups[0]

@@ -91,7 +91,10 @@ class Training:
         return [nn.Parameter(whole(weight.detach())) for weight in self.parameters]
 
     def step(self, batch: Batch | None = None) -> None:
-        """Run a step on the next batch, or on the one given: a replay where there are graphs."""
+        """Run one training step on the next batch, or on the one given.
+
+        Where the cell asks for graphs, it is a replay of one.
+        """
         batch = batch or next(self.batches)
         if self.graphs:
             self.loss = self.graphs(batch, self.exchanges)

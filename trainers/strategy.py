@@ -154,7 +154,10 @@ class Strategy(ABC):
         """
 
     def refuse(self, model: nn.Module) -> None:
-        """Raise ValueError for a model, on meta, that it cannot train (YAML: `some_models`)."""
+        """Raise ValueError for a model, on the meta device, that the strategy cannot train.
+
+        Called before the cell starts, of strategies whose YAML says `some_models: true`.
+        """
         return
 
     @abstractmethod
@@ -171,10 +174,16 @@ class Strategy(ABC):
 
     @abstractmethod
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Return the bytes that a rank sends in one exchange, for busbw; NaN if unknown."""
+        """Return the bytes that each rank sends in one exchange; NaN if unknown.
+
+        busbw is these bytes ÷ the exchange's time.
+        """
 
     def gradients_only(self) -> AbstractContextManager[None]:
-        """Return a context in which `exchange` leaves the mean gradient in every `.grad`."""
+        """Return a context in which `exchange` leaves the mean gradient in every `.grad`.
+
+        It does so even if steps bring only weights.
+        """
         return nullcontext()
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone | None:
@@ -187,7 +196,10 @@ class Strategy(ABC):
         return None
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return what an exchange is compared with; of several with one name the fastest counts."""
+        """Return what an exchange is compared with, after `exchange_alone`.
+
+        Of several with one name the fastest counts.
+        """
         return []
 
     def buckets(self) -> list[SentBucket] | None:
@@ -210,11 +222,17 @@ class Strategy(ABC):
         return
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn gradients into weights. With fp16 `optimizer.step` takes out the loss's scale."""
+        """Turn gradients into weights.
+
+        With precision=fp16 gradients carry the scale of the loss, which `optimizer.step` takes out.
+        """
         optimizer.step()
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Return the bytes in /dev/shm of the host with the most; parameters may be on meta."""
+        """Return the bytes that a cell takes in /dev/shm of the host with the most.
+
+        The parameters may be on the meta device.
+        """
         return 0
 
     def state(self) -> list[Tensor]:
@@ -258,7 +276,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
-    """Return the Strategy that `target`, of its YAML, makes of its options. Raises TypeError."""
+    """Call `target`, the dotted name in a strategy's YAML, with its options.
+
+    Raises Whatever the import and the call raise; TypeError where no Strategy is returned.
+    """
     arguments = {name: value for name, value in options.items() if name != "name"}
     strategy = locate(target)(**arguments)
     if not isinstance(strategy, Strategy):

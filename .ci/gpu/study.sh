@@ -193,10 +193,10 @@ study_strangers() {
 study_observed() {
   # What observing costs a step: with torch's timing of collectives, without it, and as a cell, in turn. 2 GPUs, 5 minutes.
   # Fills benchmarks/script/README.md.
-  local run=tests/data/own_code/src/resnet50.py turn timing
+  local run=tests/data/own_code/src/resnet50.py turn timed
   for turn in 1 2 3; do
-    for timing in 1 0; do
-      TORCH_NCCL_ENABLE_TIMING=$timing step 50 "observed_${timing}_$turn" "$PYTHON" -m launch observe --output-dir "$out" -- "$PYTHON" \
+    for timed in 1 0; do
+      TORCH_NCCL_ENABLE_TIMING=$timed step 50 "observed_${timed}_$turn" "$PYTHON" -m launch observe --output-dir "$out" -- "$PYTHON" \
         -m torch.distributed.run --nproc-per-node 2 "$run" $(small "256 150" "2 40")
     done
     cells 50 "cell_$turn" gpus=0,1 benchmark=script "benchmark.run=$run $(small 256 2)" noise_pairs=0 \
@@ -468,7 +468,8 @@ sweep() {  # SECONDS NAME OPTION...: a sweep into $out/NAME, or into the study t
   study="$* "
   study=${study##*study=}
   study=${study%% *}
-  [ "${from[*]}" ] || measured+=("$study" "$study-rehearsal")
+  case " $* " in *" rehearse="*) study+=-rehearsal ;; esac
+  [ "${from[*]}" ] || measured+=("$study")
   step "$seconds" "$title" "${from[@]}" "$PYTHON" launch.py -m "$@" "${on_cpu[@]}" "output_dir=$out"
 }
 

@@ -76,8 +76,10 @@ def print_plan(planned: Plan, here: RunEnvironment, console: Console) -> None:
         )
     rest = []
     for index, entry in enumerate(planned.cells):
-        mark = " (done before)" if index in done else ""
-        if not mark:
+        mark = ""
+        if index in done:
+            mark = " (done before)"
+        else:
             rest.append(entry)
         console.print(f"{index + 1:4d}  {entry.name}{mark}", markup=False)
     if planned.cells and planned.cells[-1].drift:
@@ -118,7 +120,9 @@ def print_summary(
         for line in few_lines(failure.log_tail, LOG_LINES):
             console.print(f"    {line}", markup=False, style="dim")
         folder = study.folder_of(record)
-        log = folder.agent_log if failure.rank is None else folder.rank_log(failure.rank)
+        log = folder.agent_log
+        if failure.rank is not None:
+            log = folder.rank_log(failure.rank)
         if log.exists():
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
     console.print()
@@ -253,8 +257,9 @@ def _doubt(runs: Runs) -> Text:
     suspects = [run for run in runs.records if is_suspect(run)]
     if not suspects:
         return Text("✓", STYLES["valid"])
-    all_suspect = len(suspects) == len(runs.records)
-    some = "suspect" if all_suspect else f"{len(suspects)} of {len(runs.records)} suspect"
+    some = "suspect"
+    if len(suspects) < len(runs.records):
+        some = f"{len(suspects)} of {len(runs.records)} suspect"
     return Text(f"{some}: {', '.join(runs.doubts)}", STYLES["suspect"])
 
 
@@ -278,11 +283,14 @@ def exit_status(
     """
     if stopped:
         return 130
-    invalid = sum(record.validity.verdict == "invalid" for record in records)
-    has_failed = any(record.state != "finished" for record in records)
-    if missing or has_failed or (invalid and (strict or invalid == len(records))):
+    if missing or any(record.state != "finished" for record in records):
         return 1
-    return MEASURED_ELSEWHERE if locked else 0
+    invalid = sum(record.validity.verdict == "invalid" for record in records)
+    if invalid and (strict or invalid == len(records)):
+        return 1
+    if locked:
+        return MEASURED_ELSEWHERE
+    return 0
 
 
 def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:

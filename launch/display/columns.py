@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from rich.cells import cell_len
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +69,9 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
         varied |= options
     for name in varied:
         if name not in RENAMED and not name.startswith(NCCL):
-            column = "script" if name.endswith(".run") else name.rpartition(".")[2]
+            column = name.rpartition(".")[2]
+            if column == "run":
+                column = "script"
             columns[column] = [options.get(name, ABSENT) for options in differences]
     if has_repeats:
         columns["repeat"] = repeats
@@ -119,7 +122,9 @@ def verdict(record: Record | None) -> str:
         return verdict_words(record).replace(validity.verdict, codes, 1)
     if failure is None or failure.cause == record.state:
         return ""
-    return failure.cause if failure.rank is None else f"{failure.cause}, rank {failure.rank}"
+    if failure.rank is None:
+        return failure.cause
+    return f"{failure.cause}, rank {failure.rank}"
 
 
 def fitted_table(
@@ -145,10 +150,12 @@ def fitted_table(
     for name in columns:
         if name in cut:
             widths[name] = min(LEAST_WIDTH, widths[name])
-        is_number = name in COLUMNS and name != TRANSPORT
+        justify: JustifyMethod = "left"
+        if name in COLUMNS and name != TRANSPORT:
+            justify = "right"
         table.add_column(
             Text(titles[name], no_wrap=True, overflow="ellipsis"),
-            justify="right" if is_number else "left",
+            justify=justify,
             no_wrap=name not in cut,
             overflow="ellipsis",
             min_width=widths[name],

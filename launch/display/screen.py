@@ -7,7 +7,8 @@ import io
 import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TextIO
+from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -78,7 +79,9 @@ class Screen:
         """`study_records` are from before; `other_studies` is what they showed of the scatter."""
         self.console = console
         self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._width = self.console.width if self._in_place else UNLIMITED
+        self._width = UNLIMITED
+        if self._in_place:
+            self._width = self.console.width
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -108,7 +111,12 @@ class Screen:
             self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Draw every cell that was begun a last time, and stop."""
         self._running, self._is_last = {}, True
         if self._is_stale:
@@ -116,7 +124,7 @@ class Screen:
         if self._live:
             # The closing summary has a line for each configuration.
             self._live.transient = kind is None and {*self.states} <= {"finished", "done before"}
-            self._live.__exit__(kind, *error)
+            self._live.__exit__(kind, error, trace)
             return
         for line in self._lines_below(self._number_columns()):
             self.console.print(line)
@@ -310,9 +318,8 @@ class Screen:
         unsettled = self._unsettled()
         cells = [self.cells[row] for row in unsettled]
         self._estimates_s = [0.0] * len(self.cells)
-        of_cells = estimates(cells, self._study_records)
-        for row, (seconds, _) in zip(unsettled, of_cells, strict=True):
-            self._estimates_s[row] = seconds
+        for row, estimate in zip(unsettled, estimates(cells, self._study_records), strict=True):
+            self._estimates_s[row] = estimate.seconds
 
 
 # An output that measuring outlives: a closed pipe or a lost terminal ends printing only.

@@ -310,7 +310,9 @@ def refusing_gone_agents(name: str, status: int | None = None) -> Iterator[None]
     try:
         yield
     except AgentGone as error:
-        needs = NEEDS if status in NOT_RUN else ""
+        needs = ""
+        if status in NOT_RUN:
+            needs = NEEDS
         raise Refused(f"nodes={name}: no agent runs there: {error}{needs}") from None
     except OSError as error:
         raise Refused(f"nodes={name}: its agent could not be started: {error}") from None

@@ -27,7 +27,7 @@ from launch.engines.agent_channel import (
 )
 from launch.engines.engine import CellEngine, CellPass, Job, Lost
 from launch.engines.environment import LOOPBACK, HostEnvironment, cell_variables
-from launch.engines.rendezvous import find_rendezvous
+from launch.engines.rendezvous import HostRendezvous, find_rendezvous
 from launch.machine.fleet import Fleet
 
 BEAT_S = 3.0  # between two signs of life of this launcher
@@ -56,8 +56,7 @@ class HostsEngine(CellEngine):
         self._joined = dict(joined or {})
         self._hosts: dict[str, RemoteHost] = {}
         self._fleet = Fleet(())
-        # Of the hosts of a cell: the address where they meet, and each one's interface to it.
-        self._rendezvous: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
+        self._rendezvous: dict[tuple[str, ...], HostRendezvous] = {}
         self._closed = threading.Event()
 
     def open_on(self, names: Sequence[str], device: str) -> Fleet:
@@ -99,14 +98,16 @@ class HostsEngine(CellEngine):
             names = cell.every_host
             if len(names) > 1 and names not in self._rendezvous:
                 channels = {name: self._hosts[name].channel for name in names}
-                fleet = self._fleet.some(names)
-                self._rendezvous[names] = find_rendezvous(fleet, channels, self._limits)
+                address = find_rendezvous(self._fleet.some(names), channels, self._limits)
+                self._rendezvous[names] = address
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
         hosts = [self._hosts[name] for name in cell.every_host]
         lost = first_lost(hosts, self._limits.lost_after_s)
-        return lost.sentence if lost else None
+        if lost is None:
+            return None
+        return lost.sentence
 
     def start(self, cell_pass: CellPass) -> Job:
         """Start the processes of a cell on its hosts; they end with it."""
@@ -132,8 +133,9 @@ class HostsEngine(CellEngine):
         """Have each agent start its processes. Raises AgentGone, OSError."""
         cell, token = cell_pass.cell, cell_pass.token
         meeting: dict[str, object] = {"hosts": len(parts)}
-        if cell.every_host in self._rendezvous:
-            meeting["address"], _ = self._rendezvous[cell.every_host]
+        rendezvous = self._rendezvous.get(cell.every_host)
+        if rendezvous:
+            meeting["address"] = rendezvous.address
         for part in parts:
             host = self._fleet[part.host.name]
             variables = self.variables(cell, host.name, token)
@@ -166,9 +168,9 @@ class HostsEngine(CellEngine):
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment on one of its hosts, but its clock."""
         interface = LOOPBACK
-        if cell.every_host in self._rendezvous:
-            _, interfaces = self._rendezvous[cell.every_host]
-            interface = interfaces[name]
+        rendezvous = self._rendezvous.get(cell.every_host)
+        if rendezvous:
+            interface = rendezvous.interfaces[name]
         forbidden = self._fleet.forbidding_multicast(self._surrounding)
         where = HostEnvironment(name, interface, bool(self._limits.interface), forbidden)
         return cell_variables(cell, self._fleet[name].machine, FOLDER, token, where)
@@ -291,7 +293,13 @@ class _HostsJob(Job):
             return failed[0]
         if not failed:
             self._until = time.monotonic() + OTHERS_S
-        return None if None in statuses else 0
+        if None in statuses:
+            return None
+        return 0
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long."""
+        time.sleep(seconds)
 
     def lost(self) -> Lost | None:
         return first_lost((part.host for part in self._parts), self._lost_after_s)

@@ -121,7 +121,9 @@ def place(environment: Mapping[str, str], engine: Engine) -> Place:
     rank, size = _number(environment, platform.rank), _number(environment, platform.size)
     local_rank = _number(environment, platform.local_rank)
     per_node = max(1, _number(environment, platform.local_size))
-    nodes = size // per_node if platform.name == "mpirun" else size  # mpirun counts processes
+    nodes = size
+    if platform.name == "mpirun":  # it counts processes
+        nodes = size // per_node
     address = (environment.get(platform.address) or environment.get("MASTER_ADDR", "")).split()
     if not address and platform.job == slurm.JOB:
         address = [*slurm.host_names(environment)]

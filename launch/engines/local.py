@@ -147,7 +147,9 @@ class _ServedJob(_LocalJob):
     def poll(self) -> int | None:
         if self._why:
             raise OSError(self._why)
-        return self.agent.ended() if self._status is None else self._status
+        if self._status is None:
+            return self.agent.ended()
+        return self._status
 
     def agent_state(self) -> str:
         state = processes.state(self.agent.pid)

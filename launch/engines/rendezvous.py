@@ -4,6 +4,7 @@ import ipaddress
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from benchmarks.agent.network import interface_of
 from benchmarks.agent.protocol import Command, Event
@@ -17,10 +18,18 @@ MOST_CHARACTERS = 120  # of a reason
 MOST_PAIRS = 4  # of hosts that a sentence names
 
 
+@dataclass(frozen=True)
+class HostRendezvous:
+    """Where the processes of a cell meet."""
+
+    address: str  # of the first host
+    interfaces: Mapping[str, str]  # by the name of each host: the one that leads there
+
+
 def find_rendezvous(
     fleet: Fleet, channels: Mapping[str, Channel], limits: schema.Engine
-) -> tuple[str, Mapping[str, str]]:
-    """Return where some hosts meet, after they have tried to reach the first: as `choose`.
+) -> HostRendezvous:
+    """Return where some hosts meet, after they have tried to reach the first.
 
     Raises Refused: an agent is gone, or no address of the first is reached by all peers.
     """
@@ -114,9 +123,8 @@ def choose(
     addresses: Sequence[str],
     refused: Mapping[str, str],
     answers: Mapping[str, Mapping[str, Mapping[str, str]]],
-) -> tuple[str, Mapping[str, str]]:
-    """Return the first of the addresses that every other host reached, and by the name of each host
-    the interface that leads there.
+) -> HostRendezvous:
+    """Return the first of the addresses that every other host reached.
 
     `refused` says why the first host cannot listen at an address; `answers` has by the name of each
     other host what it returned: {address: {"interface": …} or {"why": …}}.
@@ -128,7 +136,7 @@ def choose(
         for name, answer in answers.items():
             interfaces[name] = str(answer.get(address, {}).get("interface") or "")
         if all(interfaces.values()):
-            return address, interfaces
+            return HostRendezvous(address, interfaces)
     reasons = []
     for address, reason in refused.items():
         reasons.append(f"{first.name} cannot listen at {address}: {reason}")

@@ -111,7 +111,9 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
         match = re.search(r"\bEndTime=(\S+)", answer)
         if match:
             end = match[1]
-    return float(end) - time.time() if end.isdecimal() else None
+    if not end.isdecimal():
+        return None
+    return float(end) - time.time()
 
 
 def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:

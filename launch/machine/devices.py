@@ -6,6 +6,7 @@ import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from conf.host import usable_cores
 from conf.options import Refused
@@ -14,13 +15,26 @@ from conf.subsets import BUS_ID, CPU_SLOTS
 MIB = 1 << 20
 
 
+class ResourceLimit(NamedTuple):
+    """A limit of the kernel, and the least that a cell needs."""
+
+    kind: int
+    least: int
+    unit: int  # bytes, or 1
+    words: str  # what it limits, in that unit
+
+
 # Limits of the kernel that the processes of a cell inherit; torch would wait for minutes under one
 # that is too small, or die without a word. torch alone has 3.4 GB of addresses, the store of MLflow
-# 1 MB. By command: (which, the least that a cell needs, its unit, what it limits in that unit).
+# 1 MB.
 LIMITS = {
-    "ulimit -n": (resource.RLIMIT_NOFILE, 128, 1, "files that a process may have open"),
-    "ulimit -v": (resource.RLIMIT_AS, 4096 * MIB, 1024, "KiB of addresses that a process may have"),
-    "ulimit -f": (resource.RLIMIT_FSIZE, 4 * MIB, 1024, "KiB that a file may have"),
+    "ulimit -n": ResourceLimit(
+        resource.RLIMIT_NOFILE, 128, 1, "files that a process may have open"
+    ),
+    "ulimit -v": ResourceLimit(
+        resource.RLIMIT_AS, 4096 * MIB, 1024, "KiB of addresses that a process may have"
+    ),
+    "ulimit -f": ResourceLimit(resource.RLIMIT_FSIZE, 4 * MIB, 1024, "KiB that a file may have"),
 }
 
 
@@ -159,7 +173,9 @@ def _bus(text: str) -> tuple[int, ...]:
 def torch_version() -> str:
     """Return `torch.__version__` from torch's files; '' where it cannot be told."""
     match = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", _torch_version_file(), re.MULTILINE)
-    return match[1] if match else ""
+    if match is None:
+        return ""
+    return match[1]
 
 
 def _torch_version_file() -> str:
@@ -176,11 +192,12 @@ def _torch_version_file() -> str:
 def too_small() -> list[str]:
     """Return a sentence for each limit that is too small for any cell."""
     sentences = []
-    for command, (kind, least, unit, words) in LIMITS.items():
-        value, _ = resource.getrlimit(kind)
-        if value != resource.RLIM_INFINITY and value < least:
+    for command, limit in LIMITS.items():
+        value, _ = resource.getrlimit(limit.kind)
+        if value != resource.RLIM_INFINITY and value < limit.least:
             sentences.append(
-                f"{command} is {value // unit} here ({words}), too little for the processes of a "
-                f"run; expected {least // unit} or more, or unlimited"
+                f"{command} is {value // limit.unit} here ({limit.words}), too little for the "
+                f"processes of a run; expected {limit.least // limit.unit} or more, or "
+                "unlimited"
             )
     return sentences

@@ -107,8 +107,11 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def left_out(environment: Mapping[str, str]) -> list[str]:
     """Return the names of variables that a record leaves out, because they look like secrets."""
-    names = filter(lambda name: name.startswith(RECORDED), environment)
-    return sorted(filter(lambda name: is_secret(name, environment[name]), names))
+    names = []
+    for name, value in sorted(environment.items()):
+        if name.startswith(RECORDED) and is_secret(name, value):
+            names.append(name)
+    return names
 
 
 def measuring_code() -> str:

@@ -258,4 +258,7 @@ def _difference(what: str, values: Mapping[str, str]) -> str:
 
 
 def _have(names: list[str]) -> str:
-    return f"{join_words(names, MOST_NAMES)} {'have' if len(names) > 1 else 'has'}"
+    verb = "has"
+    if len(names) > 1:
+        verb = "have"
+    return f"{join_words(names, MOST_NAMES)} {verb}"

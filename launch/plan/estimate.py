@@ -11,6 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
@@ -45,10 +46,18 @@ DEPENDS_ON = (*SAME_WORK, *SAME_PLACE, "batch_size", "profiler")
 RESERVE_S = 60.0
 
 
+@dataclass(frozen=True)
+class TimeEstimate:
+    """How long a cell will take, and whether the same model was measured in the study."""
+
+    seconds: float
+    measured: bool
+
+
 def estimates(
     cells: Sequence[PlannedCell], records: Sequence[Record], begun: bool = True
-) -> list[tuple[float, bool]]:
-    """Return (seconds, whether the same model was measured in the study) for each cell of a sweep.
+) -> list[TimeEstimate]:
+    """Return the estimate of each cell of a sweep, in their order; similar cells share one.
 
     `records` are records of the same study. `begun`: cells of this sweep ran already.
     """
@@ -67,7 +76,7 @@ def estimates(
         sweeps.add(record.sweep_id)
         compiled.add(cell.graph)
     cached = {record.cell.graph for record in records if record.state == "finished"}
-    by_text: dict[str, tuple[float, bool]] = {}  # similar cells share an estimate
+    by_text: dict[str, TimeEstimate] = {}
     result = []
     for planned in cells:
         cell = planned.cell
@@ -79,7 +88,7 @@ def estimates(
             seconds = rule_of_thumb(cell, not begun, cached)
             if latest:
                 seconds *= median(latest)
-            by_text[text] = seconds, bool(latest)
+            by_text[text] = TimeEstimate(seconds, bool(latest))
         result.append(by_text[text])
         begun = True
         cached.add(cell.graph)
@@ -95,17 +104,15 @@ def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:
 
     `2 runs, about 40 s (rough estimate)`; `records` are records of the same study.
     """
-    total_s = 0.0
-    unmeasured = 0
-    for seconds, is_measured in estimates(cells, records, begun=False):
-        total_s += seconds
-        unmeasured += not is_measured
+    times = estimates(cells, records, begun=False)
+    seconds = sum(time.seconds for time in times)
+    unmeasured = sum(not time.measured for time in times)
     basis = "based on earlier runs of this model"
-    if unmeasured == len(cells):
+    if unmeasured == len(times):
         basis = "rough estimate"
     elif unmeasured:
         basis += f"; a rough estimate for {unmeasured}"
-    return f"{count(len(cells), 'run')}, about {duration(total_s)} ({basis})"
+    return f"{count(len(times), 'run')}, about {duration(seconds)} ({basis})"
 
 
 def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ()) -> float:
@@ -117,7 +124,9 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     # What fails ends no sweep, as of a damaged record, or of a benchmark of another installation.
     with contextlib.suppress(Refused, TypeError, ValueError, LookupError, ArithmeticError):
         rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
-        by_rule = float(call_dotted(rule, cell)) if rule else math.inf
+        by_rule = math.inf
+        if rule:
+            by_rule = float(call_dotted(rule, cell))
         if 0 <= by_rule < math.inf:
             seconds = by_rule
     seconds += START_SECONDS[cell.device]
@@ -126,7 +135,9 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     if cell.servers:
         seconds += SERVERS_SECONDS
     if cell.compiled:
-        graph = "cached" if cell.graph in cached else "new"
+        graph = "new"
+        if cell.graph in cached:
+            graph = "cached"
         seconds += COMPILE_SECONDS[cell.device][graph]
     if cell.profiler != "none":
         seconds += TRACE_SECONDS[cell.device]
@@ -138,7 +149,9 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    if minutes:
+        return f"{minutes} min {rest:02d} s"
+    return f"{rest} s"
 
 
 def does_not_fit(
@@ -151,7 +164,7 @@ def does_not_fit(
     if engine.name != "slurm":
         return ""
     left_s = slurm.time_left_s(surrounding)
-    needed_s, _ = estimates([cell], records)[0]
+    needed_s = estimates([cell], records)[0].seconds
     if left_s is None or needed_s + RESERVE_S <= left_s:
         return ""
     return (

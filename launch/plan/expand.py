@@ -69,7 +69,9 @@ def subsets(
 def _by_link(config: Config, machine: Machine, topology_text: str | None) -> list[tuple[int, ...]]:
     """Return what a word by link means; `classes` starts with one GPU alone, the baseline."""
     word, _, digits = config.gpus[0].partition(":")
-    size = int(digits) if digits else None
+    size = None
+    if digits:
+        size = int(digits)
     all_gpus = machine.all_gpus
     if size is not None and not 1 <= size <= len(all_gpus):
         raise Refused(
@@ -176,7 +178,9 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     for name in server_hosts:
         if name in names or _listed(first, surroundings) is None:
             continue
-        where = f"hosts={first.hosts}" if first.hosts else "this job"
+        where = "this job"
+        if first.hosts:
+            where = f"hosts={first.hosts}"
         raise Refused(
             f"strategy.{SERVER_NODES}={'+'.join(server_hosts)}: host {name} is not in {where}; "
             "expected auto and hosts that are"

@@ -95,9 +95,10 @@ def ordered(
     def baselines_first(cell: Cell) -> tuple[int, ...]:
         # One GPU, then one host; for a forecast links before training, few GPUs before many, steps
         # without exchange before others; then fewer NCCL settings.
-        calibration = (cell.trains, cell.world_size, cell.strategy["name"] != "none")
-        forecast_first = calibration if calibrating else ()
-        return cell.world_size > 1, len(cell.hosts) > 1, *forecast_first, len(cell.nccl)
+        calibration: tuple[int, ...] = ()
+        if calibrating:
+            calibration = (cell.trains, cell.world_size, cell.strategy["name"] != "none")
+        return cell.world_size > 1, len(cell.hosts) > 1, *calibration, len(cell.nccl)
 
     if repeats == 1:
         order = insert_replicates(sorted(cells, key=baselines_first), twice, seed)
@@ -143,7 +144,9 @@ def choose_replicates(
     candidates = list(cells)
     if pairs == "auto":
         candidates = [cell for cell in cells if cell.trains]
-        most = len(candidates) // CELLS_PER_PAIR if len(candidates) > PAIRS_ABOVE else 0
+        most = 0
+        if len(candidates) > PAIRS_ABOVE:
+            most = len(candidates) // CELLS_PER_PAIR
     else:
         most = min(int(pairs), len(candidates))
     random.Random(f"{config.seed}/pairs").shuffle(candidates)

@@ -107,7 +107,9 @@ def plan(
         names = wanted_hosts(configs, surroundings)
         hosts = dict.fromkeys(names, PlannedHost(machine))
         if hosts:
-            verb = "is" if len(names) == 1 else "are"
+            verb = "are"
+            if len(names) == 1:
+                verb = "is"
             notices.append(
                 f"no host was contacted: {shown(names)} {verb} assumed to have the GPUs and links "
                 f"of {like}"
@@ -220,7 +222,7 @@ def refuse_question(
     if question.budget_s is not None:
         records, _ = read_study(folder)
         planned = list(map(PlannedCell, cells))
-        once_s = sum(seconds for seconds, _ in estimates(planned, records))
+        once_s = sum(each.seconds for each in estimates(planned, records))
         if once_s > question.budget_s:
             raise Refused(
                 f"budget={config.budget}: expected {duration(once_s)} or more, which one run of "
@@ -287,8 +289,9 @@ def with_profilers(
     chosen = []
     for config in configs:
         if config.profiler["name"] == "auto":
-            takes_nsys = nsys and not config.nodes and config.benchmark["name"] != "script"
-            name = "nsys" if takes_nsys else "torch"
+            name = "torch"
+            if nsys and not config.nodes and config.benchmark["name"] != "script":
+                name = "nsys"
             config = replace(config, profiler=config.profiler | {"name": name})
         chosen.append(config)
     return chosen, nsys, missing
@@ -313,7 +316,9 @@ def _expand(
         else:
             placed = [((), subset) for subset in subsets(config, machine)]
         for on, subset in placed:
-            kind = hosts[on[0]].machine.kind if on else machine.kind
+            kind = machine.kind
+            if on:
+                kind = hosts[on[0]].machine.kind
             cell = resolve(config, subset, kind, hosts=on, all_gpus=all_gpus)
             if config.waterfall:
                 cells += [labelled(control, config) for control in control_cells(cell)]
@@ -361,8 +366,9 @@ def _about_cpu_workers(
             "strategy.server_gpus has no effect on CPU workers: servers keep weights in host "
             "memory there"
         )
-    absent = f"no NVIDIA GPU found ({machine.why.partition(' (')[0]})"
-    why = machine.why if machine.why.startswith("device=") else absent
+    why = f"no NVIDIA GPU found ({machine.why.partition(' (')[0]})"
+    if machine.why.startswith("device="):
+        why = machine.why
     workers = count(most, "CPU worker")
     where = f"running on {workers}{on_hosts} (gloo, small images)"
     yield f"{why}: {where}. These numbers say nothing about GPUs."

@@ -49,11 +49,19 @@ REMOTE = ("ssh", "slurm", "command", "env")
 REMOTE_ENGINES = "engine=ssh, engine=slurm, engine=command or engine=env"
 INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}", re.ASCII)  # Linux has at most 15 bytes
 # The engines that read an option; every engine reads the others.
+OF_SLURM = (
+    "submit",
+    "time_minutes",
+    "partition",
+    "account",
+    "job_nodes",
+    "gpus_per_node",
+    "sbatch",
+)
 READ_BY = {
     "prefix": ("command",),
     "ssh_config": ("ssh",),
-    **dict.fromkeys(("submit", "time_minutes", "partition", "account"), ("slurm",)),
-    **dict.fromkeys(("job_nodes", "gpus_per_node", "sbatch"), ("slurm",)),
+    **dict.fromkeys(OF_SLURM, ("slurm",)),
     "token_file": ("env",),
     **dict.fromkeys(("container", "container_mounts"), ("slurm",)),
     **dict.fromkeys(("interface", "trusted_network"), REMOTE),
@@ -73,9 +81,17 @@ OURS = (DEFAULT_STORE, ARTIFACTS, floor_file.FILE)  # in output_dir, beside the 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 LAUNCHERS = {
     # A batch script has no step, and one task of a step may launch.
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "without srun, or with srun --ntasks=1"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "without mpirun"),
-    "mpiexec": ("PMI_RANK", "PMI_SIZE", "without mpiexec"),
+    "srun": {
+        "rank": "SLURM_PROCID",
+        "size": "SLURM_STEP_NUM_TASKS",
+        "instead": "without srun, or with srun --ntasks=1",
+    },
+    "mpirun": {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "size": "OMPI_COMM_WORLD_SIZE",
+        "instead": "without mpirun",
+    },
+    "mpiexec": {"rank": "PMI_RANK", "size": "PMI_SIZE", "instead": "without mpiexec"},
 }
 BEFORE_LISTS = ("2.8.", "2.9.", "2.10.", "2.11.", "2.12.")  # of torch, whose DDP takes one size
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where
@@ -198,16 +214,19 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
     Launchers that people start one by one may share a study.
     """
     program, instead = "", "without torchrun"
-    names: Sequence[str] = TORCHRUN
+    names: tuple[str, ...] = TORCHRUN
     if environment.keys() >= set(TORCHRUN):
         program = "torchrun"
-    for launcher, (*variables, words) in LAUNCHERS.items():
-        counts = []
-        for name in variables:
-            text = environment.get(name, "")
-            counts.append(int(text) if text.isascii() and text.isdigit() else 0)
-        if not program and (counts[0] > 0 or counts[1] > 1):
-            program, instead, names = launcher, words, variables
+    for launcher, row in LAUNCHERS.items():
+        counts = {}
+        for field in ("rank", "size"):
+            text = environment.get(row[field], "")
+            if not text.isascii() or not text.isdigit():
+                text = "0"
+            counts[field] = int(text)
+        if not program and (counts["rank"] > 0 or counts["size"] > 1):
+            program, instead = launcher, row["instead"]
+            names = (row["rank"], row["size"])
     if program:
         values = [f"{name}={environment[name]}" for name in names if name in environment]
         raise Refused(
@@ -264,7 +283,10 @@ def refuse_requests(configs: Sequence[Config]) -> None:
                 path += ".name"
             value = config
             for name in path.split("."):
-                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+                if isinstance(value, Mapping):
+                    value = value[name]
+                else:
+                    value = getattr(value, name)
             if rule.field == "nodes":
                 value = ",".join(value)
             elif isinstance(value, list):
@@ -355,7 +377,9 @@ def refuse_outputs(config: Config) -> None:
             store = sqlite_file(store_uri(config.tracking.uri, study.parent))
         except WrongUri as error:
             raise Refused(str(error)) from None
-    reason = not_a_store(store) if store else ""
+    reason = ""
+    if store is not None:
+        reason = not_a_store(store)
     if reason:
         raise Refused(f"tracking.uri={store}: {reason}; expected a new file or a store of MLflow's")
 
@@ -402,6 +426,11 @@ def missing_library(sweep: ExpandedSweep) -> None:
     for library in dict.fromkeys(cell.model.library for cell in sweep.cells):
         if library not in ("ringside", "python") and importlib.util.find_spec(library) is None:
             raise Refused(f"model.library={library}: not installed: pip install -e '.[{library}]'")
+
+
+def own_code(sweep: ExpandedSweep) -> None:
+    """Refuse a model, loader, strategy or benchmark of the user's own that cannot be called."""
+    refuse_wrong_code(sweep.cells)
 
 
 def missing_compiler(sweep: ExpandedSweep) -> None:
@@ -471,7 +500,9 @@ def refuse_too_little(
 ) -> None:
     """Refuse cells that need more shared memory than is free, here or on a host that `where`
     names, or whose strategy cannot train their model."""
-    free = free_shared_memory() if free_bytes is None else free_bytes
+    free = free_bytes
+    if free is None:
+        free = free_shared_memory()
     doubtful = []
     for cell in cells:
         plenty = free >= PLENTY_BYTES * (2 * len(cell.gpus) + 2)
@@ -501,7 +532,7 @@ def refuse_too_little(
 SWEEP_REFUSALS: tuple[Callable[[ExpandedSweep], None], ...] = (
     multicast,
     missing_library,
-    lambda sweep: refuse_wrong_code(sweep.cells),
+    own_code,
     missing_compiler,
     missing_profiler,
     benchmark_request,

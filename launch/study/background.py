@@ -254,8 +254,9 @@ class Forecasts:
                         self._machine = self._study.single(begun).provenance["machine"]
                         with contextlib.suppress(ValueError):  # nothing was measured
                             model.calibration_of(self._study)
-                has_links = cell.device == "cuda" or len(cell.hosts) > 1
-                link_class = class_between(begun) or None if has_links else None
+                link_class = None
+                if cell.device == "cuda" or len(cell.hosts) > 1:
+                    link_class = class_between(begun) or None
                 forecast = model.forecast_before(
                     cell, self._study, self._machine, link_class, self._scores
                 )

@@ -174,12 +174,14 @@ class HostsEnvironment(RunEnvironment):
                 if name in entry and entry[name] == first.get(name):
                     del entry[name]
             variables = merged(self.cell_variables(cell, host.name, ""), host.variables)
-            has_ranks = host.name in cell.hosts
+            uuids: list[str] = []
+            if host.name in cell.hosts:
+                uuids = host.machine.uuids(cell.gpus)
             entry |= {
                 "variables": facts.recorded_variables(variables),
                 INHERITED: inherited_names(variables, cell, host.variables),
                 LEFT_OUT: host.left_out,
-                "planned_uuids": host.machine.uuids(cell.gpus) if has_ranks else [],
+                "planned_uuids": uuids,
                 "versions": host.versions,
                 "interface": variables["GLOO_SOCKET_IFNAME"],
                 "interfaces": [interface.to_dict() for interface in host.interfaces],

@@ -177,7 +177,9 @@ class StudyFolder:
                 continue
             codes = record.validity.codes.keys() | record.validity.unchecked.keys()
             profiled = cell.profiler == "none" or PROFILED in codes
-            return record if record.state == "finished" and profiled else None
+            if record.state == "finished" and profiled:
+                return record
+            return None
         return None
 
     def attempts(self, cell: Cell) -> Iterator[Record]:
@@ -401,9 +403,10 @@ def find_finished(
             finished[index] = by_id.get(record.record_id, record)
             continue
         newest = next(study.attempts(cell), None)
-        changes = here.differences(newest) if newest else []
-        if changes:
-            again["; ".join(changes)] += 1
+        if newest is not None:
+            changes = here.differences(newest)
+            if changes:
+                again["; ".join(changes)] += 1
     for why, cells_again in again.items():
         note(f"measuring {count(cells_again, 'run')} again: {why}. Earlier results are kept")
     code = facts.facts().get("code")

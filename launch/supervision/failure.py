@@ -136,11 +136,14 @@ def _order(rank: Rank, end: RankEnd | None) -> tuple[int, float, int]:
     peer would also raise, and last SIGTERM, with which agents end the others.
     """
     if rank.error:
-        is_consequence = CONSEQUENCE.search(str(rank.error["message"]))
-        order = LIKELY_CONSEQUENCE if is_consequence else 0
+        order = 0
+        if CONSEQUENCE.search(str(rank.error["message"])):
+            order = LIKELY_CONSEQUENCE
         return order, float(rank.error["time"]), rank.index
     assert end is not None
-    order = LIKELY_CONSEQUENCE + 1 if end.status == -signal.SIGTERM else 1
+    order = 1
+    if end.status == -signal.SIGTERM:
+        order = LIKELY_CONSEQUENCE + 1
     return order, end.time, rank.index
 
 
@@ -166,15 +169,21 @@ def _failure_of(rank: Rank, end: RankEnd, folder: CellFolder) -> Failure:
         where = f"in phase {rank.phase or 'start'!r}"
         sentence = f"{rank.name} raised {kind} {where}: {_reason(message or kind)}"
         return Failure(_cause_of(f"{kind} {message}"), rank.index, sentence)
-    where = f"in phase {rank.phase!r}" if rank.phase else "before it reported"
+    where = "before it reported"
+    if rank.phase:
+        where = f"in phase {rank.phase!r}"
     status = end.status
     if status is None:
-        why = f": {end.why}" if end.why else ", and the agent did not say how"
+        why = ", and the agent did not say how"
+        if end.why:
+            why = f": {end.why}"
         return Failure("killed", rank.index, f"{rank.name} ended {where}{why}")
     if status >= 0:
         if status == 0:
             where += ", before it was done,"
-        why = f": {end.why}" if end.why else " and wrote no reason"
+        why = " and wrote no reason"
+        if end.why:
+            why = f": {end.why}"
         sentence = f"{rank.name} ended with status {status} {where}{why}"
         return Failure("exception", rank.index, sentence)
     sentence = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
@@ -231,7 +240,9 @@ def with_log(failure: Failure, folder: CellFolder) -> Failure:
 def few_lines(log_tail: str, most: int) -> list[str]:
     """Return a few lines of a log tail; a stack has its newest call first."""
     lines = log_tail.splitlines()
-    return lines[:most] if log_tail.startswith(STACK_HEADS) else lines[-most:]
+    if lines and lines[0].startswith(STACK_HEADS):
+        return lines[:most]
+    return lines[-most:]
 
 
 # What the machine lacked: a rank without memory often dies silently.
@@ -417,6 +428,8 @@ def _activities(ranks: Sequence[Rank]) -> str:
         names_by_activity.setdefault(_activity(rank), []).append(rank.name)
     parts = []
     for activity, names in names_by_activity.items():
-        each = f"each of {', '.join(names)}" if len(names) > 1 else names[0]
+        each = names[0]
+        if len(names) > 1:
+            each = f"each of {', '.join(names)}"
         parts.append(f"{each} {activity}")
     return ", ".join(parts)

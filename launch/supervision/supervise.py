@@ -96,7 +96,10 @@ def run(
         ended_s = clock.monotonic()
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
-        unkillable_pids = job.stop(limits.stop_grace_s if failure or lost else 0.0)
+        grace_s = 0.0
+        if failure or lost:
+            grace_s = limits.stop_grace_s
+        unkillable_pids = job.stop(grace_s)
     watch.update()
     if status == 0:
         lost = None
@@ -112,7 +115,7 @@ def run(
     if failure is STOPPED:
         return Outcome("interrupted", STOPPED, unkillable_pids)
     if failure is None:
-        if (status or 0) < 0:
+        if status is not None and status < 0:
             vanished = {}  # its ranks die with a killed agent
         failure = first_cause(watch, folder, rank_ends(folder) or vanished, status, lost)
     if failure is None:

@@ -301,8 +301,10 @@ def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     for record_id, params in own_params.items():
         defaults[record_id] = {}
         for name in sorted(of_benchmark[params["benchmark"]] - set(params)):
-            absent = names.UNTOUCHED if name.startswith("nccl.") else "n/a"
-            defaults[record_id][name] = DEFAULTS.get(name, absent)
+            text = DEFAULTS.get(name, "n/a")
+            if name.startswith("nccl."):
+                text = names.UNTOUCHED
+            defaults[record_id][name] = text
     return defaults
 
 
@@ -371,7 +373,8 @@ def parent_tags(records: Sequence[Record]) -> dict[str, str]:
     invalid = 0
     for record in records:
         counts[record.state] += 1
-        invalid += record.state == "finished" and record.validity.verdict == "invalid"
+        if record.state == "finished" and record.validity.verdict == "invalid":
+            invalid += 1
     cells = ", ".join([f"{count} {state}" for state, count in counts.items() if count])
     if invalid:
         cells += f" ({invalid} of them invalid)"
@@ -413,7 +416,9 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
             row[VALIDITY] = ": ".join(filter(None, verdict))
             row |= cell_numbers.cell_numbers(record, of_several)
         elif failure:
-            rank = "" if failure.rank is None else f" of rank {failure.rank}"
+            rank = ""
+            if failure.rank is not None:
+                rank = f" of rank {failure.rank}"
             row[VALIDITY] = f"{record.state}: {failure.cause}{rank}, {failure.message}"
         link_class = record.effective.get("link_class")
         if link_class:

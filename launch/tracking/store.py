@@ -118,7 +118,9 @@ def not_a_store(file: Path) -> str:
             beginning = opened.read(len(SQLITE))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return "" if beginning == SQLITE else "is not an SQLite file"
+    if beginning != SQLITE:
+        return "is not an SQLite file"
+    return ""
 
 
 def _scheme(uri: str) -> str:

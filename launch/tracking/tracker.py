@@ -12,6 +12,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -74,8 +75,9 @@ class Tracker:
             self._client = store.connect(uri, artifacts)
             existing = self._client.get_experiment_by_name(experiment)
             if existing is None:
-                is_server = uri.lower().startswith(("http", "databricks"))  # which keeps them
-                location = None if is_server else artifacts.as_uri()
+                location: str | None = artifacts.as_uri()
+                if uri.lower().startswith(("http", "databricks")):  # a server keeps them
+                    location = None
                 self._experiment = str(
                     self._client.create_experiment(experiment, artifact_location=location)
                 )
@@ -149,7 +151,9 @@ class Tracker:
             if path.stat().st_size > ARTIFACT_LIMIT:
                 too_large.append(str(relative))
                 continue
-            below = relative.parent.as_posix() if len(relative.parts) > 1 else None
+            below: str | None = relative.parent.as_posix()
+            if below == ".":
+                below = None
             self._client.log_artifact(run.info.run_id, str(path), below)
         if too_large:
             tags["ringside.left_out"] = ",".join(too_large)[:TAG_LENGTH]
@@ -267,7 +271,9 @@ class Tracker:
         cut_short = int(tags.get(PLANNED, "0")) > len(records)
         if cut_short or run.info.status == "KILLED" or "interrupted" in states:
             return "interrupted"
-        return "failed" if "failed" in states else "finished"
+        if "failed" in states:
+            return "failed"
+        return "finished"
 
     # --- runs
 
@@ -423,8 +429,9 @@ class MlflowWriter:
 
         What failed on the way is tried once more.
         """
-        has_failed = any(record.state == "failed" for record in measured)
-        state = "failed" if has_failed else "finished"
+        state = "finished"
+        if any(record.state == "failed" for record in measured):
+            state = "failed"
         if stopping():
             state = "interrupted"
 
@@ -501,14 +508,20 @@ class MlflowWriter:
             self._note(f"{reason}; the sweep goes on without MLflow")
 
 
-def sync(study_dir: Path, tracking: Tracking | None = None) -> tuple[int, int, list[str]]:
+# Write the records of a study that MLflow's store lacks. It can be repeated at any time.
+@dataclass(frozen=True)
+class SyncReport:
+    """How many records `sync` wrote, found or could not read."""
+
+    projected: int  # records written now
+    already: int  # records that the store had
+    unreadable: list[str]  # a sentence for each record that could not be read
+
+
+def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     """Write every record of a study that is not in the store yet, and values that changed.
 
-    Runs of launchers that died are closed. It can be repeated at any time.
-
-    Returns:
-        How many records were written now, how many the store had, and a sentence for each record
-        that could not be read.
+    Runs of launchers that died are closed.
 
     Raises:
         ValueError: `study_dir` is not a folder with records.
@@ -557,4 +570,4 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> tuple[int, int, l
             question = asked.summary(questions.get(own[0].sweep_id), records)
             tracker.finish_sweep(sweep_of(own), own, state, values, study_dir / REPORT, question)
     tracker.write_study(records, values)
-    return projected, already, unreadable
+    return SyncReport(projected, already, unreadable)

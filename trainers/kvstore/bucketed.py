@@ -114,7 +114,10 @@ class Bucketed(Strategy, ExchangeAlone):
             self.set_gradients_only(self._usually)
 
     def set_gradients_only(self, only_gradients: bool) -> None:
-        """Choose what comes back: mean gradients, or weights. Waits for the device."""
+        """Choose what comes back: the mean gradient, or weights.
+
+        Waits for the device, so that no exchange is under way.
+        """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.only_gradients = only_gradients
@@ -293,7 +296,10 @@ def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
 
 
 def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a bucket's parts in the order of memory, channels-last or not."""
+    """Return views of a bucket's parts in the order of memory, channels-last or not.
+
+    A gradient lies as its weight.
+    """
     parts = []
     for part in bucket.parts:
         tensor = tensors[part.array].detach()
@@ -327,7 +333,10 @@ def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
 
 
 def start_mean(share: Tensor, flat: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
-    """Reduce-scatter `flat` (ranks × share,); after `end_mean` `share` has the group's mean."""
+    """Reduce-scatter `flat` (ranks × share,) over a group; None: over all ranks.
+
+    `share` has the mean once `end_mean` was called too.
+    """
     operation = collectives.mean_operation(flat)
     work = dist.reduce_scatter_tensor(share, flat, operation, group, async_op=True)
     assert work is not None
@@ -361,7 +370,10 @@ def all_shares(
 
 
 def ring_bytes(sent_bytes: float, world_size: int) -> float:
-    """Return the bytes that a rank of a ring sends: 2(n−1)/n (nccl-tests, PERFORMANCE.md)."""
+    """Return the bytes that each rank sends when a ring reduce-scatters and gathers: 2(n−1)/n.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
     return sent_bytes * 2 * (world_size - 1) / world_size
 
 

@@ -60,7 +60,10 @@ class Worker:
         threads: int | str,
         host: HostGroups | None = None,
     ) -> None:
-        """Map the shared memory and meet the servers. Collective over the peers and `host`."""
+        """Map the shared memory and meet the servers. Collective over the peers and over `host`.
+
+        Raises OSError: not enough shared memory.
+        """
         self.config, self.peers, self.device, self._host = config, peers, device, host
         self.layout, self.on_gpu = config.layout(), device.type == "cuda"
         # Where servers are processes, their threads sum; ours then only measure the memory.
@@ -115,7 +118,11 @@ class Worker:
             Guarded("sending what a GPU has copied", self._send_copied).start()
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
-        """Give the servers rank 0's flat weights, and start this worker's own. Collective."""
+        """Give the servers rank 0's weights, and start this worker's own server. Collective.
+
+        `weights` are a flat tensor for each bucket, `settings` those of this worker's pushes
+        (trainers.optimizers.settings).
+        """
         self._control.settings[self.peers.rank, 1:] = settings
         if self.peers.rank == 0:
             for bucket, flat in enumerate(weights):

@@ -88,10 +88,16 @@ class Guarded(threading.Thread):
 
 
 class Wire:
-    """The messages of a worker and a server; the tag of a bucket and its reply is its number."""
+    """The messages of a worker and a server, as one of them sees them.
+
+    The tag of a bucket's gradient and of the reply is the bucket's number.
+    """
 
     def __init__(self, store: Store, worker: int, server: int, me: int, buckets: int) -> None:
-        """Meet the peer in the store. `me` is WORKER or SERVER; `buckets` are all servers'."""
+        """Meet the peer in the store. `me` is WORKER or SERVER; `buckets` are those of all servers.
+
+        Raises RuntimeError: it does not come.
+        """
         self.request_tag = buckets  # requests; a server's answers to COUNT and STOP
         self._farewell_tag = buckets + 1
         self.weights_tag = buckets + 2  # of the first weights of bucket 0
@@ -127,7 +133,10 @@ class GpuWire:
     """NCCL's communicators of a worker and a server. Calls are ordered on the current stream."""
 
     def __init__(self, store: Store, worker: int, server: int, me: int) -> None:
-        """Connect on the current GPU. `me` is WORKER or SERVER."""
+        """Connect on the current GPU. `me` is WORKER or SERVER.
+
+        Raises RuntimeError: NCCL cannot connect the two.
+        """
         self._me, self._peer = me, 1 - me
         nccl: Any = torch.distributed.ProcessGroupNCCL
         self._groups = {}  # by who sends
@@ -158,7 +167,10 @@ class GpuWire:
 
 
 class RemoteServer:
-    """One server on another host, as a worker sees it; a thread takes in the replies."""
+    """One server on another host, as a worker sees it.
+
+    Buckets leave while backward runs, and a thread takes in the replies.
+    """
 
     def __init__(
         self, store: Store, worker: int, server: int, config: KvstoreConfig, layout: BucketLayout
@@ -185,7 +197,10 @@ class RemoteServer:
         arrived: Callable[[], None],
         settings: Sequence[float] = NO_SETTINGS,
     ) -> None:
-        """Begin to send a bucket in host memory; with the reply a thread calls `arrived`."""
+        """Send a bucket in host memory as PUSH or PROBE. Waits for nothing.
+
+        Calls `arrived`, from another thread, when the reply is there.
+        """
         answer = self._wire.receive(reply, bucket)
         with self._one_at_a_time:
             request = self._request(kind, bucket, settings)
@@ -201,7 +216,10 @@ class RemoteServer:
         settings: Sequence[float],
         sending: torch.cuda.Stream,
     ) -> torch.cuda.Stream:
-        """Enqueue a PUSH or PROBE behind the stream `sending`. Returns the stream of the reply."""
+        """Enqueue a PUSH or PROBE behind what the stream `sending` has.
+
+        Returns the stream that has the reply.
+        """
         assert self._gpu_wire is not None
         with self._one_at_a_time:
             self._under_way[bucket] = self._request(kind, bucket, settings)
@@ -257,7 +275,10 @@ class RemoteServer:
 
 
 class RemoteWorker:
-    """One worker on another host, as a server sees it; a thread sets the worker's flags."""
+    """One worker on another host, as a server sees it.
+
+    A thread sets the flags that a worker of this host sets itself.
+    """
 
     def __init__(
         self, store: Store, worker: int, server: int, shared: SharedMapping, regions: Regions
@@ -389,7 +410,10 @@ class RemoteWorker:
 def remote_workers(
     store: Store, server: int, shared: SharedMapping, regions: Regions
 ) -> dict[int, RemoteWorker]:
-    """Meet the workers on other hosts, by number; they get rows in the server's regions."""
+    """Meet the workers on other hosts, and give them rows in the server's regions.
+
+    Returns them by number.
+    """
     config, layout = shared.config, shared.layout
     workers = config.remote_workers(config.places.server_hosts[server])
     if config.server_gpu:

@@ -155,7 +155,10 @@ class GpuArithmetic(Arithmetic):
 
 
 class HostMeans(CpuArithmetic):
-    """Sums and updates in host memory; hosts exchange means in between, and keep equal weights."""
+    """Sums and updates in host memory; between the two, hosts exchange the means of their workers.
+
+    The servers of all hosts keep the same weights.
+    """
 
     def __init__(self, shared: SharedMapping, server: int, rail: dist.ProcessGroup) -> None:
         """`rail` has the servers of these buckets on all hosts. Nothing else may use it."""
@@ -219,7 +222,8 @@ class Server:
 
     def __init__(self, arithmetic: Arithmetic, row: int) -> None:
         """`row` is this server's row in the counts of staleness."""
-        config, control, own_buckets = arithmetic.config, arithmetic.control, arithmetic.own_buckets
+        config, control = arithmetic.config, arithmetic.control
+        own_buckets = arithmetic.own_buckets
         self._config, self._control = config, control
         self._own_buckets, self._arithmetic = own_buckets, arithmetic
         self._columns = np.array(own_buckets, dtype=np.intp)
@@ -315,7 +319,10 @@ class Server:
 
 
 def thread_count(threads: int | str, sharers: int, spare: int = 0) -> int:
-    """Return the threads of a process that sums. 'share': of the cores, less the spare ones."""
+    """Return the threads of one of `sharers` processes that sum on this machine.
+
+    'share' is its share of the cores, less the spare ones, at most MOST_THREADS.
+    """
     if threads == "share":
         return max(1, min(MOST_THREADS, CORES // sharers - spare))
     return int(threads)
@@ -329,7 +336,10 @@ def pieces(elements: int) -> Iterator[slice]:
 
 
 def mean_into(sources: Sequence[Tensor], total: Tensor) -> Tensor:
-    """Return the mean of tensors (elements,), summed in `total`; one of float32 as it is."""
+    """Return the mean of tensors (elements,), summed in float32 in `total`.
+
+    A single float32 source is returned as it is.
+    """
     in_float32 = sources[0].dtype == total.dtype
     if len(sources) == 1 and in_float32:
         return sources[0]

@@ -42,7 +42,10 @@ def serve(
     phase: Callable[[str], None],
     beat: Callable[[int], None],
 ) -> None:
-    """Be server `number` of a cell until its workers are done. `beat` gets the pushes served."""
+    """Be server `number` of a cell until its workers, on GPUs or CPUs ('cuda', 'cpu'), are done.
+
+    Calls `beat` often, with the number of pushes served since the last call.
+    """
     phase("waiting for workers")
     store = rendezvous_store()
     while not store.check([KEY]):

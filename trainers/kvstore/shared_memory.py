@@ -78,7 +78,10 @@ class KvstoreConfig:
         return [worker for worker in range(self.workers) if self.places.host_of(worker) != host]
 
     def rows(self, host: int) -> tuple[int, ...] | None:
-        """Return the workers with rows in a host's memory; None: as `reply_copies` says."""
+        """Return the workers with gradients and replies of their own in a host's memory.
+
+        None: as `reply_copies` says.
+        """
         if not self.places.several:
             return None
         return self.places.ranks[host] if host < len(self.places.ranks) else ()
@@ -237,7 +240,10 @@ class SharedMapping:
         create: bool = False,
         host: int = 0,
     ) -> None:
-        """Map the file; one process of the host creates it. None: a server alone on its host."""
+        """Map the file; one process of the host creates it. None: a server that shares no memory.
+
+        Raises OSError: not enough shared memory; says how much was needed.
+        """
         self.path, self.config, self.layout = path, config, layout
         size_bytes = needed_bytes(config, layout, host)
         if path is None:

@@ -193,7 +193,8 @@ class PushPull(Bucketed):
             self._groups.close()
 
 
-SynchronousServers = PushPull  # MXNet's kvstore=dist_sync and dist_sync_device
+class SynchronousServers(PushPull):
+    """MXNet's kvstore=dist_sync and dist_sync_device: an update waits for all workers."""
 
 
 class AsynchronousServers(PushPull):
@@ -203,7 +204,10 @@ class AsynchronousServers(PushPull):
 
 
 class ShardedStaging(PushPull):
-    """CPU staging of shares as in BytePS (OSDI 2020): each rank has a server of its own."""
+    """CPU staging in two levels, in the shape of BytePS (Jiang et al. 2020, OSDI).
+
+    Every rank is the only worker of its own server, for its share of each bucket.
+    """
 
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets, this rank's server and first weights. Collective."""
@@ -378,7 +382,10 @@ CHECK_SECONDS = 0.5  # between two looks whether a connection has failed
 
 
 def worker_probes(worker: Worker) -> list[ReferenceProbe]:
-    """Return references of an exchange, then its stages; none waits for another worker's flag."""
+    """Return the references of an exchange, then its stages.
+
+    Each moves or sums as many bytes as one exchange, and waits for no flag of another worker.
+    """
     references = []
     places = worker.config.places
     if places.several:
@@ -478,7 +485,10 @@ def summed_bytes(worker: Worker) -> float:
 
 
 def host_memory(worker: Worker, linked: bool = False) -> Callable[[], None]:
-    """Return what moves the bytes of the sums of an exchange; `linked`: while copies run too."""
+    """Return what moves as many bytes of host memory as the sums of an exchange, of its own.
+
+    `linked`: while the link between GPU and host copies both ways.
+    """
     elements = int(summed_bytes(worker) // ADD_BYTES)
     first, second, total = (torch.ones(elements) for _ in range(3))
 

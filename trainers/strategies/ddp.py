@@ -131,7 +131,10 @@ class NcclAllreduce(Strategy):
         return context
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Return DDP's no_sync, but for the first micro-step, in which DDP learns the graph."""
+        """Return DDP's no_sync.
+
+        But for the first micro-step of all: in its exchange DDP learns the static graph.
+        """
         if self._has_graph:
             return self.without_exchange()
         self._has_graph = True
@@ -178,7 +181,10 @@ class NcclAllreduce(Strategy):
         return DdpAlone(parameters, self._caps_bytes, self._hook(), self._memory)
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return links between neighbours, and the wire between hosts; none for PowerSGD."""
+        """Return the references: links between neighbours, and the wire between hosts.
+
+        None for PowerSGD.
+        """
         if self._comm_hook == POWERSGD:
             return []
         ranks = dist.get_world_size()
@@ -192,7 +198,11 @@ class NcclAllreduce(Strategy):
 
 
 class DdpAlone(ExchangeAlone):
-    """All-reduce of DDP's buckets; on a GPU of copies that exceed the L2 cache together."""
+    """All-reduce of DDP's buckets.
+
+    On a GPU several copies of the gradient take turns, so that together they are larger than the L2
+    cache.
+    """
 
     def __init__(
         self,

@@ -254,7 +254,10 @@ class _ShardsAlone(ExchangeAlone):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return a model's blocks: modules in lists, or alike. Raises ValueError: fewer than two."""
+    """Return the modules that a model has in lists of such, or beside each other: its blocks.
+
+    Raises ValueError: it has fewer than two.
+    """
     blocks = list(_blocks(model))
     if len(blocks) < 2:
         raise ValueError(

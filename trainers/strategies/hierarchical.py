@@ -113,6 +113,7 @@ class Hierarchical(Bucketed):
         share = flat.chunk(here)[groups.place]
         operations = []
         if here > 1:
+            # As above: gloo's own reduce-scatter is an all-reduce of a copy.
             operations.append("reduce_scatter" if flat.is_cuda else "all_reduce")
         if rail is not None:
             operations.append("all_reduce")

@@ -47,6 +47,7 @@ class _OnDevices(Bucketed):
     @abstractmethod
     def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
         """Bring what each rank owns to the flat buckets of all ranks."""
+        """Wait for the means; bring them to all ranks if only gradients come back."""
 
     def finish_buckets(self) -> None:
         self.wait_for_owned()
@@ -55,6 +56,7 @@ class _OnDevices(Bucketed):
             self.send_owned(self.flat_means, self.owned_gradients)
 
     def apply_weights(self) -> None:
+        """Update what this rank owns and bring it to all ranks."""
         settings = optimizers.settings(self.optimizer)
         for steps, gradient in zip(self._steps, self.owned_gradients, strict=True):
             steps.begin()
@@ -72,6 +74,7 @@ class _OnDevices(Bucketed):
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Return (n−1)/n of the bytes for the reduction, and as many to bring the means to all."""
         return ring_bytes(self.sent_bytes(gradient_bytes), world_size)
+        """Return the references: the links between neighbours, and the wire between hosts."""
 
     def probes(self) -> list[ReferenceProbe]:
         sent, device = sum(flat.nbytes for flat in self.flat_sent), self.parameters[0].device

@@ -138,7 +138,10 @@ class LocalSgd(NcclAllreduce):
 
 
 def fragments_of(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
-    """Return so many parts of the parameters, equal in elements. Raises ValueError: too many."""
+    """Return so many parts of the parameters, in order, of about as many elements each.
+
+    Raises ValueError: there are fewer parameters.
+    """
     if count > len(parameters):
         raise ValueError(
             f"strategy.fragments={count}: the model has {len(parameters)} parameters; expected at "
