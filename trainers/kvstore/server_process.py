@@ -47,11 +47,7 @@ def serve(
     Calls `beat` often, with the number of pushes served since the last call.
     """
     phase("waiting for workers")
-    store = rendezvous_store()
-    while not store.check([KEY]):
-        beat(0)
-        time.sleep(START_PAUSE_SECONDS)
-    announced = msgspec.json.decode(store.get(KEY), type=tuple[str, KvstoreConfig] | None)
+    announced = _wait_for_workers(beat)
     if announced is None:  # no work
         return
     path, config = announced
@@ -82,6 +78,15 @@ def serve(
         return all(worker.stopped for worker in arithmetic.remote.values())
 
     Server(arithmetic, number).run(stopped, beat, PAUSE_SECONDS[worker_device])
+
+
+def _wait_for_workers(beat: Callable[[int], None]) -> tuple[str, KvstoreConfig] | None:
+    # Where a rank waits is told by this function's name (launch/supervision/watch.LOOPS).
+    store = rendezvous_store()
+    while not store.check([KEY]):
+        beat(0)
+        time.sleep(START_PAUSE_SECONDS)
+    return msgspec.json.decode(store.get(KEY), type=tuple[str, KvstoreConfig] | None)
 
 
 def _meet_remote_workers(
