@@ -129,7 +129,7 @@ IGNORED, NO_EFFECT = "setting_ignored", "setting_no_effect"
 TRANSPORT, ALGORITHM = "transport_unexpected", "algorithm_unexpected"
 
 
-class Outcome(NamedTuple):
+class SettingOutcome(NamedTuple):
     """What a rule found: a code of checks.OTHER_CODES, and the sentence that follows NAME=VALUE."""
 
     code: str
@@ -137,19 +137,19 @@ class Outcome(NamedTuple):
     sentence: str
 
 
-def skipped(code: str, why: str) -> Outcome:
+def skipped(code: str, why: str) -> SettingOutcome:
     """Return the outcome of a rule that had nothing to look at."""
-    return Outcome(code, "unchecked", f" was not checked: {why}")
+    return SettingOutcome(code, "unchecked", f" was not checked: {why}")
 
 
-def ignored(sentence: str, severity: str = "invalid") -> Outcome:
+def ignored(sentence: str, severity: str = "invalid") -> SettingOutcome:
     """Return the outcome of a setting that NCCL did not take."""
-    return Outcome(IGNORED, severity, sentence)
+    return SettingOutcome(IGNORED, severity, sentence)
 
 
-def used(ways: str, severity: str = "invalid") -> Outcome:
+def used(ways: str, severity: str = "invalid") -> SettingOutcome:
     """Return the outcome of a setting that rules out how NCCL connected GPUs."""
-    return Outcome(TRANSPORT, severity, f", but NCCL used {ways}")
+    return SettingOutcome(TRANSPORT, severity, f", but NCCL used {ways}")
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def check_setting(
     `same_cell_without` is the log of the same cell without this setting; `tuning` the log of a pass
     that names every choice of NCCL, which then decides about algorithms.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[SettingOutcome] = []
     if evidence is None:
         outcomes.append(skipped(IGNORED, "there is no NCCL log"))
     else:
@@ -213,7 +213,7 @@ def check_setting(
     return results
 
 
-def _announced(name: str, value: str, evidence: Evidence) -> Outcome | None:
+def _announced(name: str, value: str, evidence: Evidence) -> SettingOutcome | None:
     """Tell how NCCL's log contradicts, or fails to show, that NCCL took a setting."""
     log = evidence.log
     when = announcement(name, value, version_numbers(log.version))
@@ -255,7 +255,7 @@ def _announced(name: str, value: str, evidence: Evidence) -> Outcome | None:
 
 
 # Whether NCCL chose an algorithm, a protocol or a number of channels that a setting rules out.
-def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
+def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
     if name not in WORDS_OF:
         return
     if not log.algorithms:
@@ -281,10 +281,10 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
         if word not in allowed_here:
             wrong.append(f"{choice.function or 'a collective'} of {choice.size} bytes used {word}")
     if wrong:
-        yield Outcome(ALGORITHM, "invalid", f", but {list_some(wrong)}")
+        yield SettingOutcome(ALGORITHM, "invalid", f", but {list_some(wrong)}")
 
 
-def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
+def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
     if name not in CHANNEL_LIMITS or not re.fullmatch(r"[0-9]{1,9}", value):
         return
     count, limit = log.channels.get("collective"), int(value)
@@ -295,11 +295,11 @@ def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[Outcome]:
     is_below = is_minimum and count < min(limit, MOST_CHANNELS)
     is_above = not is_minimum and 0 < limit < count
     if is_below or is_above:
-        yield Outcome("channels_unexpected", "invalid", f", but NCCL used {count} channels")
+        yield SettingOutcome("channels_unexpected", "invalid", f", but NCCL used {count} channels")
 
 
 # Whether NCCL connected GPUs in a way that a setting rules out.
-def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Outcome]:
+def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingOutcome]:
     log = evidence.log
     if not log.transports:
         if name in NEED_CONNECTIONS:
@@ -356,7 +356,7 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
     return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items())
 
 
-def _p2p_level(level: str, evidence: Evidence) -> Iterator[Outcome]:
+def _p2p_level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
     """Check for P2P beyond the level, and for another transport than P2P within it."""
     if level == "LOC":
         peer_transports = _used(evidence.log, "P2P/")
@@ -392,26 +392,26 @@ def _p2p_level(level: str, evidence: Evidence) -> Iterator[Outcome]:
         yield used(list_some(beyond), "invalid" if level in ("NVL", "NVB") else "suspect")
     if unused:
         sentence = f", but NCCL did not use P2P where it may: {list_some(unused)}"
-        yield Outcome(TRANSPORT, "suspect", sentence)
+        yield SettingOutcome(TRANSPORT, "suspect", sentence)
     if unknown:
         pairs = list_some(list(unknown))
         sentence = (
             f", but the link class of {pairs} is not known, so the use of P2P was not checked"
         )
-        yield Outcome(TRANSPORT, "unchecked", sentence)
+        yield SettingOutcome(TRANSPORT, "unchecked", sentence)
 
 
 # Whether a setting changed anything, against the log of the same cell without it.
-def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[Outcome]:
+def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterator[SettingOutcome]:
     """Compare transports, channels and algorithms; yield nothing where one of them differs."""
     unknown = " has an unknown effect: "
     if name in without.settings and same_value(name, value, without.settings[name]):
         why = "the run without it has the same setting in its NCCL log"
-        yield Outcome(NO_EFFECT, "unchecked", unknown + why)
+        yield SettingOutcome(NO_EFFECT, "unchecked", unknown + why)
         return
     if not (log.transports and without.transports):
         why = "one of the two NCCL logs shows no connection"
-        yield Outcome(NO_EFFECT, "unchecked", unknown + why)
+        yield SettingOutcome(NO_EFFECT, "unchecked", unknown + why)
         return
     if log.transports != without.transports:
         return
@@ -427,7 +427,7 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
         return
     if name in WORDS_OF and not common:
         why = "the two NCCL logs have no message size in common"
-        yield Outcome(NO_EFFECT, "unchecked", unknown + why)
+        yield SettingOutcome(NO_EFFECT, "unchecked", unknown + why)
         return
     transports = " + ".join(sorted(set().union(*log.transports.values())))
     same = [transports]
@@ -444,7 +444,7 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Iterato
         sentence += (
             f"; level {level} is the longest way that P2P may take, so it does not force PCIe"
         )
-    yield Outcome(NO_EFFECT, "finding", sentence)
+    yield SettingOutcome(NO_EFFECT, "finding", sentence)
 
 
 def _choices_by_size(log: NcclLog) -> Choices:
