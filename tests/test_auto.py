@@ -44,7 +44,7 @@ CHOICES += [(group, name) for group in ("strategy", "model") for name in choices
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("gpus", [(0,), (0, 1, 2)])
+@pytest.mark.parametrize("gpus", [(0,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_no_cell_holds_auto(group, name, gpus, device):
     typed = ["batch_size=auto", "image_size=auto", "optimize=auto"]

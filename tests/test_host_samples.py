@@ -27,6 +27,7 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
 from conf.schema import ValidityLimits
 
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 RAW = DATA / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 H200_X1 = RAW.parent.parent / "h200_x1"
 STRANGER = RAW.parent.parent / "h200_x1_stranger"
@@ -191,7 +192,7 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
 
 def test_sampling_ends_with_its_agent_however_that_ends_and_removes_what_the_agent_made(tmp_path):
     command, around = [sys.executable, "-c", AGENT], {**os.environ, "TMPDIR": str(tmp_path)}
-    agent = subprocess.Popen(command, cwd=ROOT, env=around, stdin=-1, stdout=-1)
+    agent = subprocess.Popen(command, cwd=ROOT, env=around, **PIPES)
     sampler = psutil.Process(int(agent.stdout.readline()))
     (folder,) = tmp_path.iterdir()
     assert (folder / "cpu.jsonl").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from planted import ALONE, PAIR_OF_FOUR, edit_json, edit_lines, gpu_cell, made
-from planted_faults import BELOW, FAULTS, baseline, remove
+from planted_faults import BELOW, FAULTS, POWER_CAP, baseline, remove, sampled
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.validity import limits, results
@@ -99,11 +99,17 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_baseline_of_another_machine_or_software_is_not_compared(other, tmp_path):
-    """test_conditions says it of another request."""
-    folder = gpu_cell(tmp_path, ALONE, name="alone")
-    OTHERS[other](folder)
+ASKED = {
+    "batch size": {"batch_size": 128},
+    "precision": {"precision": "fp32"},
+    "optimize": {"optimize": "compile"},
+}
+
+
+@pytest.mark.parametrize("other", [*OTHERS, *ASKED])
+def test_a_baseline_of_another_machine_software_or_request_is_not_compared(other, tmp_path):
+    folder = gpu_cell(tmp_path, ALONE, cell=ASKED.get(other, {}), name="alone")
+    OTHERS.get(other, OTHERS["nothing"])(folder)
     alone = made(folder)
     pair = made(gpu_cell(tmp_path, PAIR_OF_FOUR, name="pair"), [alone])
     assert (EFFICIENCY in pair.metrics) == (other == "nothing")
@@ -121,6 +127,15 @@ def test_a_baseline_of_another_machine_or_software_is_not_compared(other, tmp_pa
 def test_a_baseline_that_is_too_slow_or_too_fast_is_seen(slower, code, tmp_path):
     folder = gpu_cell(tmp_path, PAIR_OF_FOUR, name="pair")
     assert list(made(folder, baseline(slower)(folder)).validity.codes) == [code]
+
+
+@pytest.mark.parametrize("mhz", [1500, 1960])
+def test_other_clocks_than_the_baselines_are_a_finding(mhz, tmp_path):
+    alone = made(gpu_cell(tmp_path, ALONE, name="alone"))
+    folder = gpu_cell(tmp_path, PAIR_OF_FOUR, name="pair")
+    sampled(lambda phase, gpu: {"sm_mhz": mhz, "reasons": POWER_CAP} if phase else {})(folder)
+    validity = made(folder, [alone]).validity
+    assert (validity.verdict, list(validity.codes)) == ("valid", ["clocks_differ"])
 
 
 # The whole campaign

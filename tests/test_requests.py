@@ -23,6 +23,11 @@ from conf.resolve import checked, resolve
 CHOICES = {
     group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS
 }
+FORBIDDING = [
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+    ("NVSHMEM_DISABLE_NVLS", "1"),
+]
 
 
 @pytest.fixture
@@ -71,13 +76,13 @@ def test_a_wrong_request_is_one_sentence(refused, arguments, sentence):
     assert all(part in line for part in parts)
 
 
-def test_multicast_against_the_environment_is_refused(refused, planned, monkeypatch):
-    """test_nccl_table has every variable that forbids it."""
-    for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"):
-        monkeypatch.delenv(name, raising=False)
-    assert len(planned("nccl.nvls_enable=1")) == 1
-    monkeypatch.setenv(name, "1")
-    says = f"nccl.nvls_enable=1: the environment forbids NVLink multicast ({name}=1)"
+@pytest.mark.parametrize(("name", "value"), FORBIDDING)
+def test_multicast_against_the_environment_is_refused(refused, planned, monkeypatch, name, value):
+    for other, _ in FORBIDDING:
+        monkeypatch.delenv(other, raising=False)
+    assert name != FORBIDDING[0][0] or len(planned("nccl.nvls_enable=1")) == 1
+    monkeypatch.setenv(name, value)
+    says = f"nccl.nvls_enable=1: the environment forbids NVLink multicast ({name}={value})"
     assert refused("nccl.nvls_enable=1").startswith(says)
 
 

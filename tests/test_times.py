@@ -73,11 +73,20 @@ def test_every_strategy_has_a_clean_cell():
     assert len(TRAINED) >= 8
 
 
-@pytest.mark.parametrize(("place", "share"), [(50, 5.0), (5, 0.5)])
-def test_one_long_step_in_72_is_a_pause(place, share):
+PLANTED = {
+    "a step of 5 % from the middle on": ("not_stationary", lambda place: 0.05 * (place >= 36)),
+    "a trend of 2 %": ("not_stationary", lambda place: 0.02 * place / 71),
+    "a pause of 0.25 s in every 25th step": ("pauses", lambda place: 250 / 55 * (place % 25 == 24)),
+    "one step in 72 of +500 %": ("pauses", lambda place: 5.0 * (place == 50)),
+    "one step in 72 of +50 %": ("pauses", lambda place: 0.5 * (place == 5)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_in_the_timed_steps_has_its_code(name):
+    code, longer = PLANTED[name]
     record, lines = lines_of(PAIR)
-    longer = plant(lines, "timed", lambda step: share * (step == place))
-    assert codes(record, longer) == {"pauses"}
+    assert codes(record, plant(lines, "timed", longer)) == {code}
 
 
 def test_a_slow_rank_is_unchecked_where_no_steps_without_exchange_were_timed():

@@ -103,6 +103,36 @@ def test_tables_from_another_source_are_no_difference(one, capsys):
     assert (status, found["differences"]) == (0, [])
 
 
+EDITED = [
+    ("within_run", ("step/ms_median", "low"), 7.0), ("metrics", ("strategy/cost_ms",), "nan"),
+    ("metrics", ("step/ms_p95",), "absent"), ("series", ("step/ms_median", 0, 1), 1.5),
+    ("model", ("arrays",), 9), ("checks", ("replicas_equal",), False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "path", "recorded"), EDITED)
+def test_a_value_that_was_edited_by_hand_is_found_and_named(one, capsys, part, path, recorded):
+    def change(record):
+        *inner, last = path
+        content = record[part]
+        for key in inner:
+            content = content[key]
+        content[last] = recorded
+        if recorded == "absent":
+            del content[last]
+
+    value, (folder, study) = f"{part} {'.'.join(map(str, path))}", one
+    edit(folder, change)
+    status, found = verified(capsys, study)
+    (difference,) = found["differences"]
+    assert (status, difference["record"], difference["file"]) == (1, "cell", "record.json")
+    assert (difference["field"], difference["recorded"]) == (value, recorded)
+    assert difference["recomputed"] != recorded
+    assert main(["verify", str(study)]) == 1
+    printed = capsys.readouterr().out
+    assert value in printed and str(recorded) in printed and "1 differ, in 1 record" in printed
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_file_of_a_rank_that_is_cut_is_told(one, capsys, rank):
     folder, study = one
