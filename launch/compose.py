@@ -61,17 +61,19 @@ def requests_of(
         Refused: too many jobs, a sweep without a list of values, or `device=cuda` without a GPU.
     """
     with _hydra(line.config_dir):
-        overrides = normalise(line.overrides)
+        texts = normalise(line.overrides)
+        overrides = _parsed(texts)
         shared, config = shared_config(overrides)
         preset = cpu_preset(config, line.overrides, surroundings)
         if preset:
-            overrides = normalise([*preset, *line.overrides])
+            texts = normalise([*preset, *line.overrides])
+            overrides = _parsed(texts)
             shared, config = shared_config(overrides)
         if line.multirun or shared.is_sweep:
             return sweep(overrides, shared), preset
-        if any(override.is_sweep_override() for override in _parsed(overrides)):
-            Base(overrides)  # Hydra refuses an option with several values without -m
-        return [Request(config, overrides)], preset
+        if any(override.is_sweep_override() for override in overrides):
+            Base(texts)  # Hydra refuses an option with several values without -m
+        return [Request(config, texts)], preset
 
 
 def composed_yaml(line: CommandLine) -> str:
@@ -184,13 +186,12 @@ class Base:
                 OmegaConf.update(self.composed, key, value)
 
 
-def shared_config(texts: Sequence[str]) -> tuple[Base, Config]:
+def shared_config(overrides: Sequence[Override]) -> tuple[Base, Config]:
     """Return the composition of what all jobs have in common, and the configuration with the values
     that they share.
 
     Of a swept group it has the default choice. Raises as `Base`.
     """
-    overrides = _parsed(texts)
     swept = [override.key_or_group for override in overrides if override.is_sweep_override()]
     shared = []
     composed = []
@@ -208,11 +209,11 @@ def shared_config(texts: Sequence[str]) -> tuple[Base, Config]:
     return base, base.with_values(values) or Base(shared).config
 
 
-def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
+def sweep(typed: Sequence[Override], shared: Base) -> list[Request]:
     """Return the requests of all jobs, in the order of Hydra's own sweeper. Raises as
     `requests_of`."""
     params = [f"{name}={value}" for name, value in shared.sweep_params.items()]
-    named = {override.get_key_element(): override for override in _parsed([*params, *texts])}
+    named = {override.get_key_element(): override for override in (*_parsed(params), *typed)}
     overrides = list(named.values())  # of an option that is named twice the last one counts
     texts_of: dict[str, list[str]] = {}
     values: dict[str, Override] = {}  # those that are set in a composition, by text

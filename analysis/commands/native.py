@@ -132,8 +132,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the files hold. Raises OSError, UnreadableInput, ValueError."""
-    commands = {"nccl-log": _run_nccl_log, "nccl-tests": _run_nccl_tests, "p2p": _run_p2p}
-    commands.get(arguments.command, _run_trace)(arguments)
+    commands = {
+        "nccl-log": _run_nccl_log,
+        "nccl-tests": _run_nccl_tests,
+        "p2p": _run_p2p,
+        "trace": _run_trace,
+    }
+    commands[arguments.command](arguments)
     return 0
 
 

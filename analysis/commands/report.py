@@ -106,7 +106,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
         )
     several = []
     for text in arguments.studies:
-        several += _studies(StudyPath.of(text).folder) or [StudyPath.of(text).folder]
+        folder = StudyPath.of(text).folder
+        several += _studies(folder) or [folder]
     if len(several) > 1:
         raise ValueError(f"--bundle takes one study, not {len(several)}: run it once for each")
     try:

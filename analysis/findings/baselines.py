@@ -158,8 +158,9 @@ class Baselines:
         """Return what an efficiency rests on: ids of the baselines' records, and the noise."""
         single = self._study.single(record)
         facts: dict[str, object] = {BASELINES: _record_ids(self.of_members(single))}
-        if self.of_hosts(single):
-            facts[HOST_BASELINES] = _record_ids(self.of_hosts(single))
+        hosts = self.of_hosts(single)
+        if hosts:
+            facts[HOST_BASELINES] = _record_ids(hosts)
         noise = self.noise(single)
         if noise:
             facts[NOISE] = noise

@@ -231,7 +231,7 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.9f}".rstrip("0").rstrip("."))
         return
-    estimates, lines = [], [*y.shown, *[0.0] * y.from_zero]
+    estimates, lines = [], list(y.shown)
     for curve in curves:
         for _, estimate, _ in curve.points:
             estimates.append(estimate)

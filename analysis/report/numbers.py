@@ -58,7 +58,7 @@ def number(
     """
     if value is None or not math.isfinite(value):
         return ABSENT
-    form = KINDS[kind] if isinstance(kind, str) else kind
+    form = _format_of(kind)
     mark = ""
     if isinstance(value, Efficiency) and value.mark:
         mark = THIN + value.mark.replace(" ", THIN)
@@ -87,6 +87,10 @@ def number(
     return f"{text}{unit}{mark}"
 
 
+def _format_of(kind: str | NumberFormat) -> NumberFormat:
+    return KINDS[kind] if isinstance(kind, str) else kind
+
+
 def texts(value: float | Estimate | None, kind: str | NumberFormat = "number") -> tuple[str, str]:
     """Return a number and its 95 % interval without its unit: `98.1 %`, `98.0 to 98.3`.
 
@@ -100,7 +104,7 @@ def texts(value: float | Estimate | None, kind: str | NumberFormat = "number") -
     central = number(value.value, kind, width)
     if not math.isfinite(width):
         return central, ""
-    unit = (KINDS[kind] if isinstance(kind, str) else kind).unit
+    unit = _format_of(kind).unit
     low, high = number(value.low, kind, width), number(value.high, kind, width)
     return central, f"{low.removesuffix(THIN + unit)} to {high.removesuffix(THIN + unit)}"
 

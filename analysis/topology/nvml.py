@@ -8,7 +8,7 @@ machine; links may be off; names are bytes in old releases.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -164,7 +164,7 @@ def pci_class(a: Path, b: Path) -> str:
     path_b = list(filter(PCI_PART.fullmatch, b.resolve().parts))
     if not path_a or not path_b:
         return UNKNOWN  # a NIC without hardware
-    shared = sum(part in path_b for part in path_a)  # each is the name of one place in a tree
+    shared = common_length(path_a, path_b)
     if shared >= 2:
         return "PIX" if max(len(path_a), len(path_b)) - shared <= 2 else "PXB"
     if shared == 1:
@@ -182,3 +182,11 @@ def cpu_list(mask: int) -> str | None:
         low, high = ones.start(), ones.end() - 1
         texts.append(str(low) if low == high else f"{low}-{high}")
     return ",".join(texts) or None
+
+
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return how many elements two paths share from their root."""
+    for length, (first, second) in enumerate(zip(a, b, strict=False)):
+        if first != second:
+            return length
+    return min(len(a), len(b))

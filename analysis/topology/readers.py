@@ -33,7 +33,7 @@ from analysis.topology.model import (
     infer_nvswitch,
     nvlink_gb_per_s,
 )
-from analysis.topology.nvml import cpu_list, read_live_topology
+from analysis.topology.nvml import common_length, cpu_list, read_live_topology
 
 
 def read_topology(file: str | Path | None, gpu_name: str | None = None) -> Topology:
@@ -292,7 +292,7 @@ def parse_topology_xml(text: str) -> Topology:
     everything: list[Device] = [*ids, *reader.nics]
     for a, b in combinations(everything, 2):
         path_a, path_b = reader.paths[a], reader.paths[b]
-        shared = sum(element in path_b for element in path_a)  # an element has one parent
+        shared = common_length(path_a, path_b)
         if not shared:
             word = "SYS"
         elif path_a[shared - 1].name == "cpu":

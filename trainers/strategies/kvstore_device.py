@@ -47,9 +47,9 @@ class _OnDevices(Bucketed):
     @abstractmethod
     def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
         """Bring what each rank owns to the flat buckets of all ranks."""
-        """Wait for the means; bring them to all ranks if only gradients come back."""
 
     def finish_buckets(self) -> None:
+        """Wait for the means; bring them to all ranks if only gradients come back."""
         self.wait_for_owned()
         self.works.clear()
         if self.only_gradients:
@@ -74,9 +74,9 @@ class _OnDevices(Bucketed):
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Return (n−1)/n of the bytes for the reduction, and as many to bring the means to all."""
         return ring_bytes(self.sent_bytes(gradient_bytes), world_size)
-        """Return the references: the links between neighbours, and the wire between hosts."""
 
     def probes(self) -> list[ReferenceProbe]:
+        """Return the references: the links between neighbours, and the wire between hosts."""
         sent, device = sum(flat.nbytes for flat in self.flat_sent), self.parameters[0].device
         ring = reference_probes.ring(device, ring_bytes(sent, dist.get_world_size()))
         host_bytes = ring_bytes(sent, len(self.hosts.ranks))

@@ -130,13 +130,15 @@ def _step(part: WaterfallPart | Estimate, name: str, ideal: float) -> WaterfallS
     if part.lost is None:
         return WaterfallStep(name, text="not known")
     lost = part.lost.value
-    sign = "−" * (lost > 0) + "+" * (lost < 0)
-    text = f"{sign}{number(abs(lost), 'rate')}"
+    text = number(abs(lost), "rate")
+    colour = HIGHLIGHT
+    if lost > 0:
+        text = f"−{text}"
+    elif lost < 0:
+        text = f"+{text}"
+        colour = GAIN
     if ideal:
         text += f" ({number(abs(lost) / ideal, 'share')})"
-    colour = HIGHLIGHT
-    if lost < 0:
-        colour = GAIN
     if part.name == RESIDUAL:
         colour = GREY
     is_pale = part.why == AT_MOST
