@@ -89,6 +89,8 @@ def damaged(path, value):
             ("machine.cores", None), ("facts", []), ("variables", {"A": 1}), ("versions", None),
             ("kernel", 6), ("interfaces", [{}]), ("more", 1), ("infiniband", {}),
             ("interfaces", [interface("eth0", "10.0.0.300/24")]), ("shared_memory_bytes", "1"),
+            ("shared_memory_bytes", 10**400), ("free_memory_bytes", 10**400),
+            ("interfaces", [interface("eth0", mbit_per_s=10**400)]),
             ("interfaces", [interface("eth0", "there")]), ("too_small", "none"),
         ]),
     ],

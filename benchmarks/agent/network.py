@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.record.safe_files import because
+from benchmarks.record.shapes import Count
 
 # Bridges and tunnels inside a host, of containers and virtual machines, as their programs name
 # them.
@@ -44,7 +45,7 @@ class Interface:
 
     name: str
     addresses: tuple[str, ...]
-    mbit_per_s: int  # 0: the driver does not say
+    mbit_per_s: Count  # 0: the driver does not say
     loopback: bool
     inner: bool  # leads to containers or virtual machines, as far as name and kernel tell
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks.record import safe_files
-from benchmarks.record.encoding import NOT_FINITE, encoded, refuse_deep, restored
+from benchmarks.record.encoding import NOT_FINITE, encoded, jsonable, refuse_deep, restored
 from benchmarks.record.folder import CellFolder, record_paths
 from benchmarks.record.shapes import DERIVED_FIELDS, RECORD_FIELDS, Finite, Number
 from conf.cell import OMITTED_IF_EMPTY, Cell, Network, Optimizer
@@ -187,6 +187,8 @@ def read(path: Path) -> Record:
         if any(f'"{word}"' in text for word in NOT_FINITE):
             content |= {name: restored(content[name]) for name in NUMERIC if name in content}
         refuse_deep(content)
+        if jsonable(content["cell"]) != content["cell"]:
+            raise ValueError("a number of its cell is not finite")
         # A lost field must not become its default (valid, no failure).
         parts = [(Record, content), (Validity, content["validity"]), (Cell, content["cell"])]
         parts += [(Network, content["cell"]["model"]), (Optimizer, content["cell"]["optimizer"])]

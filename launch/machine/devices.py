@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.record.shapes import Count
 from conf.host import usable_cores
 from conf.options import Refused
 from conf.subsets import BUS_ID, CPU_SLOTS
@@ -46,7 +47,7 @@ class Device:
     uuid: str = ""
     bus_id: str = ""
     name: str = ""
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Machine:
     kind: str  # cuda or cpu
     devices: tuple[Device, ...]
     all_gpus: tuple[int, ...]  # the ids that `gpus=all` means
-    cores: int
+    cores: Count
     why: str = ""  # for CPU workers: why no GPU is used
     present: int = 0  # of a rehearsal: the devices that are here, which the planned ones share
 

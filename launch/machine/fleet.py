@@ -13,7 +13,7 @@ from analysis.text import join_words
 from benchmarks.agent.network import Interface
 from benchmarks.record.encoding import decoded
 from benchmarks.record.safe_text import one_line
-from benchmarks.record.shapes import HOST, optional
+from benchmarks.record.shapes import HOST, Count, optional
 from conf.nccl import forbidding_multicast, refuse_multicast
 from conf.options import Refused
 from launch.machine.devices import Machine
@@ -48,8 +48,8 @@ class Host:
     boot_id: str  # of its kernel; hosts with the same one are one machine; empty where it has none
     interfaces: tuple[Interface, ...]
     infiniband: list[dict[str, str]]
-    free_memory_bytes: int | None  # None: not known
-    shared_memory_bytes: int  # that are free
+    free_memory_bytes: Count | None  # None: not known
+    shared_memory_bytes: Count  # that are free
     too_small: list[str]  # limits of its processes, a sentence each
 
     @staticmethod
