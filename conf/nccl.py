@@ -86,7 +86,9 @@ OTHERS = frozenset(("SHARP_COLL_ENABLE_SAT", *(f"NCCL_{name}" for name in _NAMES
 # What a variable must not do, by its name: {pattern: what it does}. Variables of later releases are
 # named alike.
 FORBIDDEN: Mapping[re.Pattern[str], str] = {
-    re.compile(r"PLUGIN|LIB(_|$)"): "makes NCCL load a library",
+    re.compile(
+        r"PLUGIN|LIB(_|$)"
+    ): "makes NCCL load a library; export it before you start launch.py",
     re.compile(r"FILE|DUMP|_DIR(_|$)|_PATH(_|$)"): "makes NCCL read or write files",
     re.compile(r"COMM_ID|HOSTID|UUID|CLIQUE_ID|_ADDR$"): "makes ranks meet elsewhere",
     re.compile(r"^NCCL_(DEBUG|RAS)(_|$)"): "is set by Ringside itself, which reads NCCL's log",

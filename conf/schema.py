@@ -388,9 +388,9 @@ class Config:
     ask: str | None = option(
         None,
         "measure until a question is answered. fastest: which configuration is fastest? differs: "
-        "by how much does each differ from the first? scales: up to how many GPUs is the "
-        "efficiency at least efficiency=…? gains: is one faster than the first by more than "
-        "margin=…?",
+        "by how much does each differ from the first? scales: up to how many GPUs does the "
+        "efficiency reach what efficiency= asks? gains: is one faster than the first by more than "
+        "margin= asks?",
         words=QUESTIONS,
     )
     search: dict[str, Any] | None = option(

@@ -166,7 +166,7 @@ def test_failures_and_doubts_are_named():
     lines = answer(asked, replay(asked, failed + suspect + rest))
     assert lines[0] == "Fastest: nccl_allreduce."
     assert "Without a result: none (oom)." in lines
-    assert "Checks cast doubt on runs of nccl_allreduce." in lines
+    assert "Checks cast doubt on runs of nccl_allreduce (noisy)." in lines
 
 
 def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():

@@ -12,7 +12,7 @@ from analysis.findings.communication import SeveralRecords, rests_on, with_value
 from analysis.findings.examine import findings_of
 from analysis.findings.links import host_wires
 from analysis.report.build import examine
-from analysis.study.names import gpu_ids, gpu_list, gpus_in_words
+from analysis.study.names import gpu_ids, gpu_list, named_gpus
 from analysis.study.study import open_study
 from analysis.study.study_inputs import StudyPath, open_inputs
 from analysis.topology.readers import parse_topology
@@ -265,10 +265,13 @@ def test_devices_and_hosts_are_written_short_and_clearly():
     ]
     for members, ids, words in devices:
         assert (gpu_ids(members), gpu_list(members)) == (ids, words)
-    assert gpus_in_words(("a:0", "b:0")) == "GPU 0 of each host, a and b"
-    assert gpus_in_words(("a:0", "a:3", "b:0", "b:3")) == "GPUs 0,3 of each host, a and b"
-    for members, ids, _ in (devices[0], devices[1], devices[3]):
-        assert gpus_in_words(members) == ids
+    assert named_gpus(("a:0", "b:0")) == "GPU 0 of each host, a and b"
+    assert named_gpus(("a:0", "a:3", "b:0", "b:3")) == "GPUs 0,3 of each host, a and b"
+    assert named_gpus(("a:0", "a:3")) == "GPUs 0,3 of host a"
+    assert named_gpus(("a:0",)) == "GPU 0 of host a"
+    assert named_gpus((0, 3)) == "GPUs 0,3"
+    assert named_gpus((3,)) == "GPU 3"
+    assert named_gpus(("a:0", "b:3")) == "GPUs a:0,b:3"
     hosts = ["a b", "n1 n2", "n1 n2 n3 x", "n08 n09 n10", "n9 n10 n11 n12", "n3 n2 n1", ""]
     short = ["a+b", "n1+n2", "n[1-3]+x", "n[08-10]", "n9+n[10-12]", "n3+n2+n1", ""]
     assert [compress_hosts(names.split()) for names in hosts] == short

@@ -41,7 +41,7 @@ from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNO
 from analysis.study.names import (
     gpu_ids,
     gpu_list,
-    gpus_in_words,
+    named_gpus,
     run_name,
     short_names,
     spoken,
@@ -229,8 +229,10 @@ def answer(study: Study, main: CurvePoint) -> str:
         subject += f" ({', '.join(curve.details)})"
     devices = count(point.world_size, "GPU")
     subsets = {runs.gpus for runs in study.timed if runs.cell.world_size == point.world_size}
-    if len(subsets) > 1 or isinstance(point.gpus[0], str):
-        devices += f" ({gpus_in_words(point.gpus)})"
+    if isinstance(point.gpus[0], str):
+        devices += f" ({named_gpus(point.gpus)})"
+    elif len(subsets) > 1:
+        devices += f" ({gpu_ids(point.gpus)})"
     record, *_ = study.records_of(point.record_ids)
     verb = "run" if record.cell.runs_script else "train"
     verb += "s" * (point.world_size == 1)
@@ -258,17 +260,15 @@ def definition(point: Point) -> str:
     alone = central(point.baseline, "rate")
     line = f"Efficiency {number(float(point.efficiency.value), 'share')} = "
     line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
-    line += f"with {alone} images/s on GPU {gpu_ids([point.slowest])} alone"
+    line += f"with {alone} images/s on {named_gpus([point.slowest])} alone"
     if point.baseline_doubts:
-        line += f" (suspect: {', '.join(point.baseline_doubts)})"
+        line += f" (doubted by the check {join_words(list(point.baseline_doubts))})"
     if point.key.get("global_batch_size"):
         line += " with all images of a step"
     if not point.without_baseline:
         return f"{line}, the slowest."
-    ids = gpu_ids(point.without_baseline)
-    if len(point.without_baseline) > 1:
-        return f"{line}; GPUs {ids} were not measured alone."
-    return f"{line}; GPU {ids} was not measured alone."
+    verb = "was" if len(point.without_baseline) == 1 else "were"
+    return f"{line}; {named_gpus(point.without_baseline)} {verb} not measured alone."
 
 
 def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
@@ -365,7 +365,7 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     if not without_effect:
         return lines
     names, changes, ratios = [], [], []
-    causes = ["NCCL used the same transport"]
+    causes = ["NCCL used the same transport as by default"]
     has_verdicts = True
     for effect in without_effect:
         names.append(single_line(effect.setting, 60))

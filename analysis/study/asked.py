@@ -269,15 +269,16 @@ def percent(share: float, signed: bool = False) -> str:
 def answer(asked: Asked, state: RaceState) -> list[str]:
     """Return the answer in sentences, the answer itself first; of an open question what is open."""
     lines: list[str] = []
-    failed, suspect = {}, dict[str, None]()
+    failed, suspect, codes = {}, dict[str, None](), dict[str, None]()
     for stage in state.stages:
         lines += _stage_sentences(asked, stage)
         for index, name in enumerate(asked.names):
             failure = stage.race.candidates[index].failure
             if failure:
                 failed[name] = f"{name} ({failure})"
-            if any(map(is_suspect, stage.records[index])):
+            for record in filter(is_suspect, stage.records[index]):
                 suspect[name] = None
+                codes |= dict.fromkeys(record.validity.codes)
     options = recommended(asked, state)
     if options:
         typed = " ".join(f"{name}={value}" for name, value in options.items())
@@ -290,7 +291,8 @@ def answer(asked: Asked, state: RaceState) -> list[str]:
     if failed:
         lines.append(f"Without a result: {join_words(list(failed.values()), MOST_NAMED)}.")
     if suspect:
-        lines.append(f"Checks cast doubt on runs of {join_words(list(suspect), MOST_NAMED)}.")
+        names, checks = join_words(list(suspect), MOST_NAMED), join_words(list(codes), MOST_NAMED)
+        lines.append(f"Checks cast doubt on runs of {names} ({checks}).")
     lines.append(_effort(asked, state))
     return lines
 

@@ -143,14 +143,17 @@ def gpu_list(gpus: Sequence[Member]) -> str:
     return gpu_ids(gpus, "gpus ")
 
 
-def gpus_in_words(gpus: Sequence[Member]) -> str:
-    """Return `GPU 0 of each host, a and b`; `0,3` without hosts, `a:0,b:3` where they differ."""
+def named_gpus(gpus: Sequence[Member]) -> str:
+    """Return `GPUs 0,3`, `GPU 0 of host a`, `GPU 0 of each host, a and b`, or `GPUs a:0,b:3`."""
     of_host = _by_host(gpus)
     devices, *others = of_host.values()
-    if "" in of_host or len(of_host) < 2 or any(each != devices for each in others):
-        return gpu_ids(gpus)
-    units = "GPU" if len(devices) == 1 else "GPUs"
-    return f"{units} {','.join(devices)} of each host, {join_words([*of_host], MOST_HOSTS)}"
+    if any(each != devices for each in others):
+        return f"GPUs {gpu_ids(gpus)}"
+    words = f"GPU {devices[0]}" if len(devices) == 1 else f"GPUs {','.join(devices)}"
+    if "" in of_host:
+        return words
+    hosts = join_words([*of_host], MOST_HOSTS)
+    return f"{words} of host {hosts}" if len(of_host) == 1 else f"{words} of each host, {hosts}"
 
 
 def unit(device: str) -> str:

@@ -221,9 +221,9 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed in the same way in every timed window. The first steps of all windows
-    are averaged, then the second ones, and so on: these means change beyond the limits of
-    not_stationary
+    """the step time changed in the same way in every timed window: the mean over all
+    windows was made for the first step, for the second, and so on, and these means change by more
+    than `not_stationary` allows
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
@@ -259,9 +259,9 @@ def samples_rounded(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "one rank is slower than the others: {}")
 def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
-    """without waiting for others, one rank's step is longer than the median of the other ranks', by
-    more than {slow_rank_limit} and by more than twice the variation of that rank's steps. The limit
-    is 30 % if there are more CPU workers and parameter servers than CPU cores
+    """one rank's own step time, which does not count waiting for other ranks, is above the median
+    of the others by more than {slow_rank_limit} and by more than twice the variation of its own
+    steps. With more CPU workers and parameter servers than CPU cores, 30 % applies instead
 
     Look at that GPU: its clock, temperature and other programs on it.
     """

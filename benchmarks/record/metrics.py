@@ -441,17 +441,17 @@ _TABLE = (
     _more(
         "p2p/bidirectional_enabled_gb_per_s",
         "copies both ways",
-        formula="both at once, with peer access: the sum; median of the pairs",
+        formula="sum of both directions at once, with peer access; median of the pairs",
     ),
     _more(
         "p2p/bidirectional_disabled_gb_per_s",
         "copies both ways without peer access",
-        formula="both at once: the sum; median of the pairs",
+        formula="sum of both directions at once; median of the pairs",
     ),
     _more(
         "p2p/{unidirectional|bidirectional}_enabled_reads_gb_per_s",
-        "copies in which the target GPU reads",
-        formula="with peer access; one way, or both at once: the sum; median of the pairs",
+        "copies that the target GPU reads, with peer access",
+        formula="one direction, or the sum of both at once; median of the pairs",
     ),
     _more(
         "p2p/{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_least_gb_per_s",

@@ -125,7 +125,7 @@ REQUEST_REFUSALS = (
     Refusal(
         "hosts",
         lambda config: config.hosts is not None and not config.nodes,
-        f"needs nodes=N, how many of these hosts, and {REMOTE_ENGINES}",
+        f"needs nodes=N (how many of these hosts to use), and {REMOTE_ENGINES}",
     ),
     Refusal(
         "hosts",
