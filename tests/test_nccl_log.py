@@ -158,6 +158,7 @@ NUMBERS = (
     f"{NINES} coll channels, 1 p2p channels, 1 x",
     f"AllReduce: {NINES} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}",
     f"NCCL version {NINES}.1",
+    f"AllReduce: 8 Bytes -> Algo {NINES} proto LL channel{{Lo..Hi}}={{0..0}}",
     "AllReduce: 8 Bytes -> Algo ² proto LL channel{Lo..Hi}={0..0}",
 )
 
@@ -179,10 +180,11 @@ NUMBERS = (
         (HEAD + info(*NULS), {"settings": {"NCCL_PROTO": "LL"}, "lost": 1}, "NUL"),
         (info("a", host="m") + info("b", "c"), {"processes": 1}, ""),  # the first lost its front
         (HEAD + info(*NUMBERS), {"transports": {}, "version": "2.28.9"}, ""),
+        (NEW + info(f"Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/{NINES}"), {}, ""),
         (HEAD + info(f"{BUFFERS} 4194304.")[:-5], {"truncated": True, "settings": {}}, ""),
     ],
     ids=["mixed", "newer", "newer word", "unknown word", "warning", "error", "multicast",
-         "no peer access", "conflict", "NUL", "cut writer", "numbers", "unfinished"],
+         "no peer access", "conflict", "NUL", "cut writer", "numbers", "device", "unfinished"],
 )  # fmt: skip
 def test_single_lines(text, expected, note):
     log = parse_nccl_log(text)
