@@ -467,7 +467,7 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start is not None:
-        cost = "0.673 ms (95 % interval without run-to-run variation: 0.600 to 0.700) of each 54.8 ms step."
+        cost = "0.673 ms (95 % interval inside one run: 0.600 to 0.700) of each 54.8 ms step."
         expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 
@@ -549,7 +549,7 @@ def test_a_cost_has_its_own_interval_and_none_is_said_of_a_suspect_cell_that_may
     opened = open_study(folder)
     findings = findings_of(opened)
     sentence = plain(loss(opened, findings, main_point(opened, findings)))
-    inside = shown.replace(" (", " ms (95 % interval without run-to-run variation: ")
+    inside = shown.replace(" (", " ms (95 % interval inside one run: ")
     assert sentence.startswith(f"Overhead of nccl_allreduce: {inside} of each") == bool(shown)
     assert cell_numbers(opened.records[-1], {}).get("cost ms", "") == shown
     frame = open_notebook(folder).cells().set_index("gpus").loc["0,1"]

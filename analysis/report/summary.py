@@ -213,6 +213,8 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
         machine = single_line(hardware(record).removeprefix("CPU workers on "))
         if hosts:
             machine += f" ({compress_hosts(sorted(hosts))})"
+        elif unit_of(study) == "GPUs":
+            machine = f"a machine with {machine}"
         machines.append(machine)
     where = join_words(list(dict.fromkeys(machines)), MOST_NAMES)
     return f"{join_words(list(map(str, sorted(sizes))))} {units} {preposition} {where}"
@@ -262,7 +264,7 @@ def definition(point: Point) -> str:
     line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
     line += f"with {alone} images/s on {named_gpus([point.slowest])} alone"
     if point.baseline_doubts:
-        line += f" (doubted by the check {join_words(list(point.baseline_doubts))})"
+        line += f" (suspect: {join_words(list(point.baseline_doubts))})"
     if point.key.get("global_batch_size"):
         line += " with all images of a step"
     if not point.without_baseline:
@@ -489,7 +491,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
         if runs.floor(COST) is None:
-            of_runs = f"95 % interval without run-to-run variation: {interval(cost_ms)}"
+            of_runs = f"95 % interval inside one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
         takes = "inside its own runs it takes " if parts else ""
         parts.append(f"{takes}{size} of each {number(step_ms)} ms step")

@@ -278,7 +278,8 @@ def answers_to(
 def path_not_engaged(record: Record, _: ValidityLimits) -> Judgement:
     """a faster path of NCCL that was asked for, such as NVLS or registered buffers, was not used
 
-    The report's table of fast paths has the line of the log that shows it.
+    Read the line of NCCL's log that the report's table of fast paths quotes: it says why, or what
+    was used instead.
     """
     missing = []
     for row in answers(record):

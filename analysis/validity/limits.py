@@ -221,9 +221,9 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed in the same way in every timed window: the mean over all
-    windows was made for the first step, for the second, and so on, and these means change by more
-    than `not_stationary` allows
+    """the step time changed in the same way in every timed window, by more than
+    `not_stationary` allows. Compared are the means over all windows: of every first step, of every
+    second step, and so on
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
@@ -438,10 +438,10 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
-    """the efficiency is more than 0.5 % above 100 %, and more than 3 of its standard deviations.
-    Where run-to-run variation is unknown: the low end of the efficiency's interval is above 102 %
+    """the efficiency is above 100 % by more than 0.5 % and by more than 3 of its standard
+    deviations. Where run-to-run variation is unknown: the low end of its interval is above 102 %
 
-    Measure the baseline again with repeats=3: it was slow, or clocks differed.
+    Measure the GPUs alone again with repeats=3: they were slow, or clocks differed.
     """
     if record.cell.world_size == 1:
         return None  # a baseline is not compared with itself

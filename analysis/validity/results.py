@@ -73,8 +73,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: a rank was connected to ranks (by host, process or GPU UUID) that were not
-    planned, or that are not those whose times were saved
+    """several hosts: a rank was connected to other ranks than planned, or the ranks that were
+    connected are not those whose times were saved (by host, process and GPU UUID)
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:

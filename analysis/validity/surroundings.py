@@ -56,10 +56,10 @@ Phases = Mapping[str, Mapping[str, Any]]
 
 @check("suspect", "NCCL used a setting that was not asked for: {}")
 def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL's log shows a setting that neither the command line nor Ringside made (except one that
-    turns NVLink multicast off)
+    """NCCL's log shows a setting that came neither from the command line nor from Ringside. One
+    that turns NVLink multicast off is allowed
 
-    Unset the environment variable, or remove it from nccl.conf.
+    Unset the environment variable that the check names, or remove it from nccl.conf.
     """
     announced = record.effective.get("nccl", {}).get("settings", {})
     if not announced:
@@ -93,10 +93,10 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
-    """NCCL used a slower path than the links allow, and no setting asked for it. One of these is
-    enough: (1) SHM or NET between GPUs joined by NVLink, PIX or PXB (a finding, no doubt, if NCCL's
-    log says that peer access is missing); (2) at most half of NCCL's usual channels over NV18; (3)
-    one large all-reduce below 40 % of the NVLink bandwidth
+    """NCCL used a slower path than the links allow, and no setting asked for it. One of these was
+    seen: (1) SHM or NET between GPUs that NVLink, PIX or PXB joins (only a finding if NCCL's log
+    says that peer access is missing); (2) over NV18 (18 NVLinks) half of NCCL's usual channels or
+    fewer; (3) one large all-reduce below 40 % of the NVLink bandwidth
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """

@@ -98,7 +98,7 @@ def size_bytes(field: str, value: Any) -> int:
             count = float(match[1]) * UNITS[(match[2] or "").upper()]
     fits = isinstance(count, int | float) and not isinstance(count, bool)
     if not fits or not 1 <= count <= MOST_BYTES or count != int(count):
-        accepted = "a whole number of bytes, 1 or more, with K, M, G or none: 65536, 64K, 64KiB, 4G"
+        accepted = "a whole number of bytes, 1 or more; K, M or G may follow: 65536, 64K, 64KiB, 4G"
         raise Refused(f"{field}={value}: expected {accepted}")
     return int(count)
 

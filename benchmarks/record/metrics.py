@@ -316,7 +316,7 @@ _TABLE = (
         "images per joule of the GPUs",
         "images/J",
         since=8,
-        formula="images per second ÷ power by the GPUs' energy counters; needs 3 s of windows",
+        formula="images per second ÷ mean power by the GPUs' energy counters, over 3 s or more",
     ),
     _plain(
         "gpu/power_capped_share",
@@ -374,7 +374,7 @@ _TABLE = (
         "cell/measuring_seconds",
         "time spent measuring",
         decimals=1,
-        formula="in all timed windows, also those of references",
+        formula="all timed windows together, also those of steps without the exchange",
     ),
     _plain(
         "cell/overhead_ratio",
@@ -465,8 +465,8 @@ _TABLE = (
     ),
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us",
-        "slowest pair",
-        formula="latency of a copy",
+        "latency of a copy, slowest pair",
+        formula="GPU's or CPU's clock; peer access enabled, disabled, or with the target reading",
     ),
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
@@ -486,8 +486,8 @@ _TABLE = (
     ),
     _more(
         "p2p/{matching|one_to_all|all_to_one}_gb_per_s",
-        "copies at the same time, in total",
-        formula="between pairs without a common GPU (matching), one to all, or all to one",
+        "rate of several copies at the same time, in total",
+        formula="each GPU in one pair only (matching), one GPU to all, or all to one",
     ),
     _more("p2p/{matching|one_to_all|all_to_one}_share", "slowest of these copies ÷ its rate alone"),
     _more(

@@ -48,7 +48,7 @@ DIRECTIONS = {
 MOST_CURVES, SIZE_TICKS = 6, 4  # of the figure of collectives
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB")  # each 2^10 of the one before
 PATTERNS = {
-    "matching": "pairs without a common GPU",
+    "matching": "each GPU in one pair",
     "one_to_all": "one to all",
     "all_to_one": "all to one",
 }
@@ -369,7 +369,7 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
         share = median_and_interval(runs, f"p2p/{pattern}_share")
         if total and share:
-            keeps = f"the slowest copy at {share} of its rate alone"
+            keeps = f"the slowest at {share} of the rate that it has alone"
             patterns.append(f"{what} {total} GB/s in total, {keeps}")
     if patterns:
         yield f"Copies at the same time: {'; '.join(patterns)}."
