@@ -62,12 +62,12 @@ def requests_of(
     """
     with _hydra(line.config_dir):
         texts = normalise(line.overrides)
-        overrides = _parsed(texts)
+        overrides = parsed(texts)
         shared, config = shared_config(overrides)
         preset = cpu_preset(config, line.overrides, surroundings)
         if preset:
             texts = normalise([*preset, *line.overrides])
-            overrides = _parsed(texts)
+            overrides = parsed(texts)
             shared, config = shared_config(overrides)
         if line.multirun or shared.is_sweep:
             return sweep(overrides, shared), preset
@@ -213,7 +213,7 @@ def sweep(typed: Sequence[Override], shared: Base) -> list[Request]:
     """Return the requests of all jobs, in the order of Hydra's own sweeper. Raises as
     `requests_of`."""
     params = [f"{name}={value}" for name, value in shared.sweep_params.items()]
-    named = {override.get_key_element(): override for override in (*_parsed(params), *typed)}
+    named = {override.get_key_element(): override for override in (*parsed(params), *typed)}
     overrides = list(named.values())  # of an option that is named twice the last one counts
     texts_of: dict[str, list[str]] = {}
     values: dict[str, Override] = {}  # those that are set in a composition, by text
@@ -234,7 +234,7 @@ def sweep(typed: Sequence[Override], shared: Base) -> list[Request]:
                 )
             texts_of[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         if _is_value(override, overrides):
-            values |= zip(texts_of[key], _parsed(texts_of[key]), strict=True)
+            values |= zip(texts_of[key], parsed(texts_of[key]), strict=True)
     bases = {tuple(shared.overrides): shared}
     requests = []
     for job in itertools.product(*texts_of.values()):
@@ -279,6 +279,7 @@ def _is_value(override: Override, overrides: Sequence[Override]) -> bool:
     return True
 
 
-def _parsed(texts: Sequence[str]) -> list[Override]:
+def parsed(texts: Sequence[str]) -> list[Override]:
+    """Return options as Hydra parses them. Raises HydraException."""
     loader = GlobalHydra.instance().config_loader()
     return OverridesParser.create(config_loader=loader).parse_overrides(list(texts))

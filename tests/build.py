@@ -10,16 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hydra import compose
-from omegaconf import OmegaConf
-
 from analysis.study.conditions import IMAGES_PER_SECOND
 from benchmarks import record as records
 from benchmarks.agent.processes import merged
 from benchmarks.record import CellFolder, Failure, Record, Validity, metrics
 from conf import groups
 from conf.cell import Cell, Network, Optimizer
+from conf.command_line import normalise
 from conf.resolve import checked, resolve
+from launch.compose import parsed, shared_config
 from launch.engines.environment import cell_variables
 from launch.machine.facts import RECORDED
 from launch.machine.fleet import Fleet, Host
@@ -122,9 +121,14 @@ def exchange_cell(case):
     )
 
 
-def composed_cell(*overrides, gpus=(0, 1), device="cuda"):
-    """The cell of some overrides, as the command composes and resolves them (fixture `hydra`)."""
-    config, _ = checked(OmegaConf.to_object(compose("config", list(overrides))))
+def configuration(*typed):
+    """The configuration that launch.py composes for one run (fixture `hydra`)."""
+    return shared_config(parsed(normalise(typed)))[1]
+
+
+def composed_cell(*typed, gpus=(0, 1), device="cuda"):
+    """The cell of some options, as launch.py composes and resolves them (fixture `hydra`)."""
+    config, _ = checked(configuration(*typed))
     return resolve(config, gpus, device)
 
 

@@ -1,7 +1,6 @@
 """What several test files start from."""
 
 import contextlib
-import copy
 import fcntl
 import functools
 import gc
@@ -235,19 +234,21 @@ def sharing(request):
 @pytest.fixture(scope="session", autouse=True)
 def composed_once():
     """Have Hydra compose each choice of groups once in a process: it takes 0.1 s each time."""
-    composed, compose_anew = {}, compose.compose
+    bases, make = {}, compose.Base.__init__
 
-    def copied(name, overrides, **options):
-        if compose.ConfigDir.folders:  # a test writes files there
-            return compose_anew(name, overrides, **options)
+    def share(base, overrides):
         key = tuple(overrides)
-        if key not in composed:
-            composed[key] = compose_anew(name, overrides, **options)
-        return copy.deepcopy(composed[key])
+        if compose.ConfigDir.folders:  # a test writes files there
+            make(base, overrides)
+        elif key in bases:
+            base.__dict__ = bases[key].__dict__
+        else:
+            make(base, overrides)
+            bases[key] = base
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "compose", copied)
-        yield
+        patch.setattr(compose.Base, "__init__", share)
+        yield bases
 
 
 @pytest.fixture

@@ -2,30 +2,20 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import re
 
 import pytest
-from build import make_record, words
-from hydra import compose
-from omegaconf import OmegaConf
+from build import configuration, make_record, words
 
 from conf import groups
 from conf.cell import Cell
-from conf.command_line import normalise
 from conf.groups import choices, meaning
 from conf.options import Refused
 from conf.resolve import checked, resolve
 from launch.study.study_folder import StudyFolder
 
 pytestmark = pytest.mark.usefixtures("hydra")
-
-
-@functools.cache
-def configuration(*typed):
-    """What Hydra composes for a request, and which differs by neither GPUs nor device."""
-    return OmegaConf.to_object(compose("config", overrides=normalise(typed)))
 
 
 def cell_of(*typed, gpus=(0, 1), device="cpu"):

@@ -14,14 +14,12 @@ import threading
 import time
 
 import pytest
+from build import configuration
 from fake_engine import FakeEngine, ends, is_done
 from faults_seen import until
-from hydra import compose
-from omegaconf import OmegaConf
 
 from benchmarks.record import CellFolder, read_lines, read_study, safe_files
 from conf import schema
-from conf.command_line import normalise
 from launch import sweep
 from launch.study.background import NEEDED, BackgroundQueue, StudyReport
 from launch.supervision.watch import Watch
@@ -83,9 +81,8 @@ def run(hydra, tmp_path, monkeypatch):
         typed = ["model=fmnist_cnn", "gpus=0,1", f"output_dir={str(folder)!r}", *options]
         composed = []
         for number in range(cells):
-            overrides = normalise([*typed, f"batch_size={2**number}"])
-            config = OmegaConf.to_object(compose("config", overrides))
-            composed.append(schema.Request(config, overrides))
+            overrides = [*typed, f"batch_size={2**number}"]
+            composed.append(schema.Request(configuration(*overrides), overrides))
         real = sweep.prepared
 
         def prepared(*arguments):

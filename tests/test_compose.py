@@ -57,7 +57,10 @@ def test_requests_are_those_of_hydras_own_sweeper(command, monkeypatch, tmp_path
         ("+experiment=scaling full=true", 1),
     ],
 )
-def test_each_combination_of_choices_is_composed_once(launch, monkeypatch, command, compositions):
+def test_each_combination_of_choices_is_composed_once(
+    launch, monkeypatch, composed_once, command, compositions
+):
+    composed_once.clear()
     composed, own = [], compose.compose
     monkeypatch.setattr(
         compose, "compose", lambda *given, **named: composed.append(1) or own(*given, **named)

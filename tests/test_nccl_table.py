@@ -3,12 +3,10 @@
 import dataclasses
 
 import pytest
-from hydra import compose
+from build import configuration
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from omegaconf import OmegaConf
 
-from conf.command_line import normalise
 from conf.nccl import (
     ALGORITHMS,
     FIELDS,
@@ -27,8 +25,7 @@ pytestmark = pytest.mark.usefixtures("hydra")
 
 def composed(*arguments):
     """The variables that a command line asks for, and the notices."""
-    config = OmegaConf.to_object(compose("config", overrides=normalise(arguments)))
-    return nccl_settings(config.nccl)
+    return nccl_settings(configuration(*arguments).nccl)
 
 
 def asked(**fields):

@@ -5,15 +5,12 @@ import json
 import os
 
 import pytest
-from build import DATA, make_cell, tracked_record
-from hydra import compose
-from omegaconf import OmegaConf
+from build import DATA, configuration, make_cell, tracked_record
 
 from analysis.findings.baselines import control_cells
 from benchmarks.record import RecordError, read
 from conf import subsets
 from conf.cell import Cell
-from conf.command_line import normalise
 from conf.options import Refused
 from conf.resolve import server_gpus
 from conf.subsets import host_sets, listed_hosts
@@ -93,8 +90,7 @@ def planned(hydra):
         requests = []
         for line in lines:
             typed = ["device=cpu", "model=fmnist_cnn", f"engine={engine}", *line.split()]
-            config = OmegaConf.to_object(compose("config", normalise(typed)))
-            requests.append(Request(config, typed))
+            requests.append(Request(configuration(*typed), typed))
         return plan(requests, {}, fleet)
 
     return run
@@ -242,7 +238,7 @@ def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
     hosts.write_text("\n".join(f"n{number}" for number in range(9)))
 
     def wanted(typed):
-        return wanted_hosts([OmegaConf.to_object(compose("config", normalise(typed.split())))], {})
+        return wanted_hosts([configuration(*typed.split())], {})
 
     assert wanted("gpus=0") == ()
     dist = f"nodes=2 hosts={hosts} strategy=kvstore_dist_async strategy.servers=2"

@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from build import ROOT, composed_cell
+from build import ROOT, composed_cell, configuration
 from hydra import compose
 from omegaconf import OmegaConf
 
@@ -169,7 +169,7 @@ def test_every_choice_of_every_group_is_a_cell(hydra, choice):
     overrides = [f"+{choice}" if group == "experiment" else choice]
     if choice == "benchmark=script":
         overrides.append(f"benchmark.run={ROOT}/launch.py")
-    config, notices = checked(OmegaConf.to_object(compose("config", overrides)))
+    config, notices = checked(configuration(*overrides))
     if group in ("model", "strategy", "benchmark", "profiler"):
         found = getattr(config, group)
         assert (found["name"] if isinstance(found, dict) else found.name) == name

@@ -1,12 +1,9 @@
 """Where parameter servers run, and which requests for them are refused on a machine with GPUs."""
 
 import pytest
-from build import environment
-from hydra import compose
-from omegaconf import OmegaConf
+from build import configuration, environment
 
 from benchmarks.record import CellFolder
-from conf.command_line import normalise
 from conf.options import Refused
 from conf.resolve import checked, resolve, server_gpus
 from launch.engines.environment import cell_process_command
@@ -21,8 +18,7 @@ SERVED = ("cpu_staged", "kvstore_local", "kvstore_device", *ON_HOST, SYNC, ASYNC
 
 def cell_of(strategy, *overrides, gpus=(0, 1), device="cuda"):
     """The cell of a request on a machine with four GPUs."""
-    words = normalise([f"strategy={strategy}", *overrides])
-    config, _ = checked(OmegaConf.to_object(compose("config", overrides=words)))
+    config, _ = checked(configuration(f"strategy={strategy}", *overrides))
     return resolve(config, gpus, device, all_gpus={"": EVERYONE})
 
 
