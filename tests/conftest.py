@@ -311,6 +311,7 @@ def launch(monkeypatch, tmp_path, memory_needed):
             for number, handler in handlers.items():  # an interrupted process ignores them
                 signal.signal(number, handler)
             groups.add_config_dir([])  # other tests know nothing of its --config-dir
+            compose.ConfigDir.folders = []
         return ended.value.code, out.getvalue(), err.getvalue()
 
     return run
