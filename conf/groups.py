@@ -185,7 +185,7 @@ class GroupChoice:
         for name, limits in self.accepts.items():
             if options.get(name) in limits.get("not_in_graph", ()):
                 changing = f"strategy.{name}={options[name]}"
-                return f"steps of {changing} differ, and a CUDA graph repeats one"
+                return f"a CUDA graph repeats one step, and steps with {changing} are not all alike"
         return ""
 
     def declared(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from conf.schema import ValidityLimits
 
 REMEDIES = {
     "invalid": "Do not use the numbers. Run again. If it happens again, read the log of the rank "
-    "that the check names, and look at what code of your own was used.",
+    "that the check names. If the run used code of your own, look there first.",
     "suspect": "Run again on an idle machine with resume=false; repeats=3 shows whether it happens "
     "each time.",
     "finding": "Nothing to do.",

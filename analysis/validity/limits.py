@@ -189,9 +189,9 @@ def pauses(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "timed steps were longer than those before them: {}", since=7)
 def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
-    """on GPUs: the median timed step is longer than that of the last warm-up window, by more than
-    3 % and by more than twice the variation of the run's steps: something slowed the GPUs when
-    timing began
+    """on GPUs: steps became slower when timing began: the median timed step is longer than the
+    median step of the last warm-up window, by more than 3 % and by more than twice the variation of
+    the run's steps
     """
     if record.cell.device != "cuda":
         return not_applicable("steps of CPU workers vary")
@@ -314,8 +314,8 @@ def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("finding", "the data loader limits the rate: {}")
 def input_bound(record: Record, _: ValidityLimits) -> Judgement:
-    """the data loader makes a step more than 2 % longer, and the 95 % interval of this time does
-    not hold 0
+    """waiting for the data loader makes a step more than 2 % longer, and the 95 % interval of the
+    added time is above 0
 
     Use more workers in the loader, or keep the data in memory.
     """
@@ -338,8 +338,8 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "time between the steps is missing in their times: {}")
 def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
-    """on CPU workers: more than 2 % of the time, and more than 0.1 ms a step, passed between steps
-    and is in no step time
+    """on CPU workers: more than 2 % of the time, and more than 0.1 ms a step, passed between the
+    end of a step and the start of the next, so that no step time includes it
     """
     if record.cell.device == "cuda":
         return not_applicable("on GPUs clocks_disagree checks this")

@@ -83,6 +83,8 @@ def _unit_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
+_ACCESS = "enabled: with peer access, disabled: without, enabled_reads: with, the target reads"
+_CLOCKS = "gpu, cpu: whose clock times it"
 # In the order in which they are shown.
 _TABLE = (
     _more(
@@ -455,29 +457,29 @@ _TABLE = (
     ),
     _more(
         "p2p/{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_least_gb_per_s",
-        "slowest pair",
-        formula="peer access enabled, disabled, or enabled with the target GPU reading",
+        "rate of a copy, slowest pair",
+        formula=_ACCESS,
     ),
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
         "latency of a copy",
-        formula="`latency_bytes` to another GPU, by the GPU's or CPU's clock; median of the pairs",
+        formula=f"`latency_bytes` to another GPU; median of the pairs; {_CLOCKS}; {_ACCESS}",
     ),
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us",
         "latency of a copy, slowest pair",
-        formula="GPU's or CPU's clock; peer access enabled, disabled, or with the target reading",
+        formula=f"{_CLOCKS}; {_ACCESS}",
     ),
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
-        "copy inside one GPU",
-        formula="from GPU 0 to itself",
+        "rate of a copy from GPU 0 to itself",
+        formula=f"bidirectional: two at once; {_ACCESS}",
         first=True,
     ),
     _less(
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
-        "latency inside one GPU",
-        formula="of a copy from GPU 0 to itself",
+        "latency of a copy from GPU 0 to itself",
+        formula=f"{_CLOCKS}; {_ACCESS}",
     ),
     _less(
         "p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share",
