@@ -64,12 +64,15 @@ def test_forecasts_made_before_cells_of_one_gpu_are_shown(tmp_path):
 
 def test_every_model_of_one_gpu_has_its_rate_on_the_first_screen(tmp_path):
     found, _ = told(tmp_path, [record(0, [0], 900.0), record(1, [0], 300.0, cell=OTHER)])
-    assert found.finding[0] == "1 GPU trains resnet50 at 900 images/s. vgg16 trains 300 images/s."
+    assert (
+        found.finding[0]
+        == "1 GPU trains resnet50 at 900 images/s. Also measured: vgg16 at 300 images/s."
+    )
     pairs = [record(0, [0, 3], 900.0), record(1, [0, 3], 300.0, cell=OTHER)]
     several, _ = told(tmp_path / "more", pairs)
-    assert several.finding[0].endswith(". vgg16 trains 300 images/s.")
+    assert several.finding[0].endswith(". Also measured: vgg16 at 300 images/s.")
     several, _ = told(tmp_path / "apart", [pairs[0], record(1, [1], 300.0, cell=OTHER)])
-    assert several.finding[0].endswith(". resnet50 trains 900 images/s on gpus 0,3.")
+    assert several.finding[0].endswith(". Also measured: resnet50 at 900 images/s on gpus 0,3.")
 
 
 @pytest.mark.parametrize(("gpus", "offered"), [(1, False), (2, True)])

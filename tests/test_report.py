@@ -467,7 +467,8 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start is not None:
-        cost = "0.673 ms (95 % interval inside one run: 0.600 to 0.700) of each 54.8 ms step."
+        cost = "0.673 ms (95 % interval inside one run: 0.600 to 0.700) of each 54.8 ms step, "
+        cost += "compared with steps without the exchange."
         expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 

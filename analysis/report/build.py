@@ -80,7 +80,13 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
 )
 MOST_LIMITS = 11  # all that there are, where each has one value
 # How sentences on the ranking begin: a question has an answer of its own.
-RANKING = ("Fastest on ", "The fastest on ", "Highest rate on ", "Slower: ", "Too few repeats to ")
+RANKING = (
+    "Fastest on ",
+    "The fastest on ",
+    "Highest rate on ",
+    "Slower than ",
+    "Too few repeats to ",
+)
 MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 

@@ -90,7 +90,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     ranking = ranking_of(study, findings, main.point)
     settings, order = settings_sentences(findings, main), ranked(study, ranking)
     network, lost = between_hosts(study, main.point), loss(study, findings, main)
-    models = other_models(study, findings, main)
+    models = other_models(findings, main)
     if main.point.suspect:  # nothing stands as a fact
         settings = [f"In these runs {line}" for line in settings]
         network = lost = ""
@@ -273,7 +273,7 @@ def definition(point: Point) -> str:
     return f"{line}; {named_gpus(point.without_baseline)} {verb} not measured alone."
 
 
-def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
+def other_models(findings: Findings, main: CurvePoint) -> str:
     """Return the rates of the other models, on the same GPUs where they ran there; else empty."""
 
     def distance(each: CurvePoint) -> tuple[bool, int]:
@@ -285,12 +285,10 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
         name = point.key["model.name"]
         if name == main.point.key["model.name"] or point.suspect or name in texts:
             continue
-        record, *_ = study.records_of(point.record_ids)
-        trains = "runs at" if record.cell.runs_script else "trains"
-        texts[name] = f"{single_line(name, 80)} {trains} {central(point.rate, 'rate')} images/s"
+        texts[name] = f"{single_line(name, 80)} at {central(point.rate, 'rate')} images/s"
         if point.gpus != main.point.gpus:
             texts[name] += f" on {gpu_list(point.gpus)}"
-    return f"{join_words(list(texts.values()), MOST_RATES)}." if texts else ""
+    return f"Also measured: {join_words(list(texts.values()), MOST_RATES)}." if texts else ""
 
 
 def ranked(study: Study, ranking: Ranking | None) -> list[str]:
@@ -331,7 +329,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         sizes = sorted(-each.behind.value for each in slower)
         least, most = number(sizes[0], "share"), number(sizes[-1], "share")
         ends = dict.fromkeys([least.removesuffix(f"{THIN}%"), most.removesuffix(f"{THIN}%")])
-        lines.append(f"Slower: {who}, by {' to '.join(ends)}{THIN}%.")
+        lines.append(f"Slower than {words[first.runs]}: {who}, by {' to '.join(ends)}{THIN}%.")
     untested = [words[each.runs] for each in ranking.standing(UNKNOWN)]
     if untested:
         lines.append(f"Too few repeats to compare: {join_words(untested, MOST_TIED)}.")
@@ -494,7 +492,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             of_runs = f"95 % interval inside one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
         takes = "inside its own runs it takes " if parts else ""
-        parts.append(f"{takes}{size} of each {number(step_ms)} ms step")
+        compared = "compared with steps without the exchange"
+        parts.append(f"{takes}{size} of each {number(step_ms)} ms step, {compared}")
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."

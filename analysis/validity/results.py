@@ -325,8 +325,8 @@ def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     since=7,
 )
 def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the saved times of a rank are of more or fewer steps than it counted while it ran: some are
-    missing, cut off or saved twice
+    """a rank saved times of more or fewer steps than it counted while it ran: some are missing, cut
+    off or saved twice
     """
     count = record.checks["iterations_missing"]
     if not count:
@@ -452,7 +452,7 @@ def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "torch.compile was asked for and compiled nothing", needs="graphs", compiled=True)
 def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
-    """no code that torch.compile made ran in the steps
+    """compiled steps were asked for, and no compiled code ran in the timed steps
 
     Look for graph breaks in the rank's log (TORCH_LOGS=graph_breaks), or use optimize=eager.
     """

@@ -83,7 +83,7 @@ def _unit_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-_ACCESS = "enabled: with peer access, disabled: without, enabled_reads: with, the target reads"
+_ACCESS = "enabled, disabled: peer access; enabled_reads: enabled, and the target GPU reads"
 _CLOCKS = "gpu, cpu: whose clock times it"
 # In the order in which they are shown.
 _TABLE = (
@@ -176,7 +176,7 @@ _TABLE = (
         "scaling/efficiency_at_equal_clocks",
         "efficiency at equal SM clocks",
         "%",
-        formula="efficiency × SM clock of the GPU with the lowest rate alone ÷ SM clock of the run",
+        formula="efficiency × (SM clock of the slowest GPU when alone ÷ SM clock of this run)",
     ),
     _less(
         "data/cost_share",
