@@ -525,10 +525,11 @@ def server_gpus(
         are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
     if not are_there:
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
-        which = "one" if servers == 1 else f"{servers}, joined by +,"
+        example = "+".join(map(str, ids[:servers]))
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: with strategy.servers={servers} expected "
-            f"auto, or {which} of the GPUs {', '.join(map(str, ids))}"
+            f"auto, or a GPU for each server, such as {example}; of the GPUs "
+            f"{', '.join(map(str, ids))}"
         )
     return tuple(map(int, named))
 

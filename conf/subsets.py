@@ -42,10 +42,10 @@ PARTS = re.compile(rf"(?:{PART.pattern})(?:,(?:{PART.pattern}))*")
 GPU_WORDS = {
     "all": "every device, as one subset",
     "each": "every device alone",
-    "neighbours": "every device with the next one: 0,1 and 2,3",
-    "pairs": "every two devices",
+    "neighbours": "devices two by two, in order: 0,1 and 2,3",
+    "pairs": "every possible pair of devices: 0,1 and 0,2 and 1,2 …",
     "scale": "the first 1, 2, 4, … devices, and all",
-    "classes": "of every size, one subset for each kind of link between GPUs",
+    "classes": "for every number of GPUs, one subset for each kind of link between them",
     "classes:2": "the same, pairs only",
     "best:2": "the two GPUs with the fastest links",
     "worst:2": "the two GPUs with the slowest links",
@@ -203,8 +203,8 @@ NODE_WORDS = {
     "2": "the first two hosts; 1,2: one host, then two",
     "all": "every host, as one set",
     "each": "every host alone",
-    "neighbours": "every host with the next one",
-    "pairs": "every two hosts",
+    "neighbours": "hosts two by two, in order",
+    "pairs": "every possible pair of hosts",
     "scale": "the first 1, 2, 4, … hosts, and all",
 }
 NODE_FORMS = (

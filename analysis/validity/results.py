@@ -377,7 +377,7 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the longest steps of a window were cut: {}")
 def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
-    """the step times of a window look cut off at a highest value: three steps or more, and at least
+    """the step times of a window look clipped at a highest value: three steps or more, and at least
     5 % of all, have exactly the longest time, and no other time occurs twice
     """
     steps = record.checks.get("equal_longest")

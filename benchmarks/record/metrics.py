@@ -83,7 +83,7 @@ def _unit_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-_ACCESS = "enabled, disabled: peer access; enabled_reads: enabled, and the target GPU reads"
+_ACCESS = "enabled, disabled: peer access; enabled_reads: enabled, the target GPU fetches"
 _CLOCKS = "gpu, cpu: whose clock times it"
 # In the order in which they are shown.
 _TABLE = (
@@ -114,7 +114,7 @@ _TABLE = (
         column="per GPU",
         formula="images per second ÷ GPUs",
     ),
-    _plain("throughput/images", "images of the timed steps", "images", formula="of all ranks"),
+    _plain("throughput/images", "images in all timed steps", "images", formula="of all ranks"),
     _more(
         "throughput/tokens_per_second",
         "tokens per second",
@@ -122,7 +122,7 @@ _TABLE = (
         column="tokens/s",
         formula="tokens of all ranks ÷ time of the slowest rank",
     ),
-    _plain("throughput/tokens", "tokens of the timed steps", "tokens", formula="of all ranks"),
+    _plain("throughput/tokens", "tokens in all timed steps", "tokens", formula="of all ranks"),
     _plain("throughput/seconds", "time that all timed steps took, on the slowest rank"),
     _more(
         "script/printed_per_second",
@@ -430,29 +430,29 @@ _TABLE = (
     _more("jacobi/copy_share", "memory bandwidth of the stencil ÷ that of a copy"),
     _more(
         "p2p/unidirectional_enabled_gb_per_s",
-        "one-way copy",
-        formula="from one GPU to another, with peer access; median of the pairs",
+        "rate of a copy from one GPU to another, with peer access",
+        formula="median of the pairs",
         first=True,
     ),
     _more(
         "p2p/unidirectional_disabled_gb_per_s",
-        "one-way copy without peer access",
-        formula="from one GPU to another; median of the pairs",
+        "rate of a copy from one GPU to another, without peer access",
+        formula="median of the pairs",
         first=True,
     ),
     _more(
         "p2p/bidirectional_enabled_gb_per_s",
-        "copies both ways",
-        formula="sum of both directions at once, with peer access; median of the pairs",
+        "rate of copies in both directions at once, with peer access",
+        formula="sum of both directions; median of the pairs",
     ),
     _more(
         "p2p/bidirectional_disabled_gb_per_s",
-        "copies both ways without peer access",
-        formula="sum of both directions at once; median of the pairs",
+        "rate of copies in both directions at once, without peer access",
+        formula="sum of both directions; median of the pairs",
     ),
     _more(
         "p2p/{unidirectional|bidirectional}_enabled_reads_gb_per_s",
-        "copies that the target GPU reads, with peer access",
+        "rate of copies that the target GPU fetches, with peer access",
         formula="one direction, or the sum of both at once; median of the pairs",
     ),
     _more(
@@ -472,13 +472,13 @@ _TABLE = (
     ),
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
-        "rate of a copy from GPU 0 to itself",
-        formula=f"bidirectional: two at once; {_ACCESS}",
+        "rate of a copy inside GPU 0, to compare with",
+        formula=f"copied as between two GPUs; bidirectional: two at once; {_ACCESS}",
         first=True,
     ),
     _less(
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
-        "latency of a copy from GPU 0 to itself",
+        "latency of a copy inside GPU 0, to compare with",
         formula=f"{_CLOCKS}; {_ACCESS}",
     ),
     _less(
@@ -507,18 +507,18 @@ _TABLE = (
     _more(
         "host_link/{one|all}_host_{copy|add}_gb_per_s",
         "copy or addition of arrays in host memory",
-        formula="the slowest rank alone (one), or all ranks at once, in total (all)",
+        formula="one: each rank alone, the slowest; all: all ranks at once, in total",
         first=True,
     ),
     _more(
         "host_link/{one|all}_{to_device|to_host}_gb_per_s",
-        "copies with pinned memory",
-        formula="the slowest GPU alone (one), or all GPUs at once, in total (all)",
+        "rate of copies between host and GPU, pinned memory",
+        formula="one: each GPU alone, the slowest; all: all GPUs at once, in total",
     ),
     _more(
         "host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s",
-        "copies with pageable memory",
-        formula="the slowest GPU alone (one), or all GPUs at once, in total (all)",
+        "rate of copies between host and GPU, pageable memory",
+        formula="one: each GPU alone, the slowest; all: all GPUs at once, in total",
     ),
 )
 
