@@ -439,7 +439,7 @@ def options(group: str, typed: Any) -> dict[str, Any]:
             form = accepted(limits) or f"a value like {default}"
             raise Refused(f"{full}=null: expected {form}")
         if limits.get("text") and not isinstance(value, str | None):
-            raise Refused(f"{full}={value}: expected text")
+            raise Refused(f"{full}={value}: expected text, not a number or a list")
         check(full, value, limits)
         checked[name] = value
     for name, default in chosen.options.items():

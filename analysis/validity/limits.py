@@ -221,9 +221,9 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time changed in the same way in every timed window, by more than
-    `not_stationary` allows. Compared are the means over all windows: of every first step, of every
-    second step, and so on
+    """the step time follows the same pattern inside every timed window, by more than the check
+    `not_stationary` allows. Step 1 is averaged over all windows, then step 2, and so on, and these
+    means are compared
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
