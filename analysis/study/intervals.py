@@ -95,7 +95,7 @@ def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | N
 
 
 def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
-    """Return `from 6 to 12 repeated runs; where nothing was repeated, …`; empty where there is none.
+    """Return `from 6 to 12 repeated runs; where nothing was repeated, …`; empty without any.
 
     `lent_by` names the cells whose runs others rest on; empty where none does.
     """
