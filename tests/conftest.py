@@ -46,6 +46,9 @@ LONGEST = """
     test_written_paths test_damaged_files test_compose test_sync test_planted
 """
 
+# They leave a context of CUDA in this process, which the checks of later sweeps would see.
+USE_CUDA_HERE = ("test_fastest", "test_graphs", "test_p2p_benchmark")
+
 
 # --- what a test needs beside Python, venv and pip
 
@@ -203,7 +206,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Modules that take minutes start first; of GPUs that are shared no speed is judged."""
+    """Modules that take minutes start first, what uses CUDA in this process comes last; of GPUs
+    that are shared no speed is judged.
+    """
     if config.getoption("shared_gpu"):
         marks = {item: item.get_closest_marker("multi_gpu") for item in items}
         apart = [item for item, mark in marks.items() if mark and not mark.kwargs.get("shared")]
@@ -211,6 +216,7 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in apart]
     order = {name: number for number, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    items.sort(key=lambda item: item.path.stem in USE_CUDA_HERE and "gpu" in item.keywords)
 
 
 def pytest_collection_finish():

@@ -241,7 +241,6 @@ def test_graphs_of_small_batches_are_twice_as_fast(tmp_path):
     for record in records:
         strategy, graphs = record.cell.strategy["name"], record.cell.graphed
         rates[strategy, graphs] = record.metrics["throughput/images_per_second"]
-        # The process of the tests holds a context of CUDA, which the cells' samples see.
         assert not record.validity.codes.keys() & WRONG, record.validity.codes
         if graphs:
             assert "cpu_bound" not in record.validity.codes
