@@ -170,20 +170,17 @@ class Base:
 
     def _part(self, name: str, overrides: Sequence[Override]) -> Any:
         """Return a part of the configuration with other values. Raises for wrong ones, groups."""
-        before = {}
+        before = copy.deepcopy(self.composed[name])
         try:
             for override in overrides:
                 key = override.key_or_group
-                value = OmegaConf.select(self.composed, key)
-                if isinstance(value, DictConfig):
+                if isinstance(OmegaConf.select(self.composed, key), DictConfig):
                     raise ValueError(f"{key}: is a group of options")
-                before[key] = copy.deepcopy(value)
                 OmegaConf.update(self.composed, key, override.value())
             part = self.composed[name]
             return OmegaConf.to_object(part) if OmegaConf.is_config(part) else part
         finally:
-            for key, value in before.items():
-                OmegaConf.update(self.composed, key, value)
+            OmegaConf.update(self.composed, name, before, merge=False)
 
 
 def shared_config(overrides: Sequence[Override]) -> tuple[Base, Config]:

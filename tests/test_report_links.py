@@ -84,7 +84,7 @@ def test_the_first_numbers_are_the_finding(written):
 def said(folder, records):
     lines = sentences(open_study(study(folder, records)))
     *found, what, following = [line.replace("\u00a0", " ") for line in lines]
-    assert what.endswith(" of 4 × NVIDIA H200.") and following.startswith("To ")
+    assert what.endswith(" of a machine with 4 × NVIDIA H200.") and following.startswith("To ")
     return found
 
 
