@@ -351,6 +351,9 @@ def checked_model(model: Model) -> Model:
         is_built_in = model.name in groups.choices("model")
         if is_built_in and groups.of_model(model.name, "library") != OWN_MODEL:
             model = dataclasses.replace(model, name=_named_after(model.builder))
+    elif re.fullmatch(r"[\w.]+:\w+", model.builder):
+        needs = "works only with model.library=python; add it"
+        raise Refused(f"model.builder={model.builder}: {needs}")
     else:
         check_name("model.builder", model.builder)
     check_name("model.name", model.name)

@@ -82,10 +82,14 @@ def answer(line: CommandLine) -> None:
         elif not rows and key not in GROUPS:
             from analysis.commands.definitions import explained
 
+            of_groups = [name for name in GROUPS if topic in groups.choices(name)]
             try:
                 definition = explained(topic, [*GROUPS, *options])
             except ValueError as error:
-                raise Refused(f"-h {error}") from None
+                if not of_groups:
+                    raise Refused(f"-h {error}") from None
+                lines = [f"{name}={topic}: {about_choice(name, topic)}" for name in of_groups]
+                definition = "\n".join(lines)
             out.print(definition, markup=False, highlight=False)
 
 

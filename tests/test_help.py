@@ -45,6 +45,7 @@ TOPICS = {
     "strategy.transport": "strategy=cpu_staged shared: pinned shared memory; gloo: the naive",
     "engine": "a list, [one,two]",
     "optimizer": "sgd or adamw",
+    "cpu_staged": "strategy=cpu_staged: Gradients to pinned host memory",
     "batch_size": "per rank and step (weak scaling)",
     "gpus": "worst_order:4",
     "nodes": "the first 1, 2, 4, … hosts, and all",

@@ -485,7 +485,7 @@ def print_command(candidate: Candidate, gpus: Sequence[int], study: Path, *more:
     query, workload = candidate.query, candidate.query.workload
     where = "gpus=scale repeats=3"
     if query.across_hosts:
-        where = "nodes=1,2 hosts=FILE gpus=all"
+        where = "engine=ssh nodes=1,2 hosts=FILE gpus=all"
     elif query.ranks <= len(gpus):
         where = f"gpus={','.join(map(str, query.members or gpus[: query.ranks]))}"
     model = f"model={workload.model}"

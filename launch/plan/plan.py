@@ -183,11 +183,13 @@ def refuse_question(
             question, or a budget that is too short for one run of each.
     """
     ask = f"ask={question.kind}"
-    if config.repeats > 1 or config.noise_pairs not in ("auto", 0):
-        raise Refused(
-            f"{ask} repeats={config.repeats} noise_pairs={config.noise_pairs}: a question chooses "
-            "what runs again; expected neither repeats nor noise_pairs beside it"
-        )
+    typed = ""
+    if config.repeats > 1:
+        typed = f"repeats={config.repeats}"
+    elif config.noise_pairs not in ("auto", 0):
+        typed = f"noise_pairs={config.noise_pairs}"
+    if typed:
+        raise Refused(f"{ask} {typed}: a question chooses what runs again; leave {typed} out")
     if config.waterfall:
         raise Refused(f"{ask} waterfall=true: control runs are not candidates; leave one out")
     first, last = cells[0], cells[-1]
