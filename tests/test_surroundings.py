@@ -131,8 +131,9 @@ REAL_PAIR = DATA / "h200_x2" / "eager_a" / "resnet50-kvstore_device-gpus0-1-c991
 MIB = 2**20
 
 
-def begun(tmp_path, slower=1.0, half_width=0.0, without=(), windows=True, **more):
-    """The judgement of the cell if samples in the windows say `more`, and steps take longer."""
+def begun(tmp_path, slower=1.0, half_width=0.0, without=(), windows=True, launch=0.5, **more):
+    """The judgement of the cell if samples in the windows say `more`, and steps take longer, of
+    which the host needs the share `launch` to launch them."""
     shutil.copytree(REAL_PAIR, tmp_path / "cell")
     folder = CellFolder(tmp_path / "cell")
     first, last = phases(folder.path)["timed"]
@@ -154,6 +155,7 @@ def begun(tmp_path, slower=1.0, half_width=0.0, without=(), windows=True, **more
     metrics, checks = summary(folder)
     metrics = record.metrics | metrics
     metrics["step/ms_median"] *= slower
+    metrics["step/launch_ms"] = launch * metrics["step/ms_median"]
     checks = record.checks | checks | {"half_width": half_width}
     changed = dataclasses.replace(record, metrics=metrics, checks=checks)
     judgement = foreign_load_timed.judge(changed, LIMITS)
@@ -180,6 +182,8 @@ NAMELESS = ("own_bytes", "processes", "foreign_pids")
         ({"memory_bytes": 500 * MIB, "without": OWN}, "unchecked", "lists no process more"),
         ({"slower": 1.1}, "suspect", "busy 100 % of the timed windows, .* need 91 %"),
         ({"slower": 1.1, "busy_percent": 91}, "valid", ""),
+        ({"slower": 1.1, "launch": 1.0}, "valid", ""),  # ranks wait for each other's CPUs
+        ({"slower": 1.1, "launch": 1.0, "without": NAMELESS}, "suspect", "busy 100 %"),
         ({"slower": 1.35, "half_width": 0.128, "busy_percent": 81.5}, "valid", ""),  # clean, on an H100
         ({"slower": 1.106, "half_width": 0.031, "busy_percent": 95.5}, "valid", ""),  # clean, on an H200
         ({"slower": 1.53, "half_width": 0.131, "busy_percent": 86.7}, "suspect", "87 %"),  # beside a load

@@ -37,6 +37,7 @@ from conf.schema import ValidityLimits
 GIB = 2**30
 BETWEEN_HOSTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 TIMED = "timed"
+LAUNCH_BOUND = 0.9  # of a step: the host needs so long to launch it
 MOSTLY = 0.5  # share of the samples from which on a GPU is at its power cap
 STEPS = (TIMED, "exposed")  # phases in which every GPU trains
 # The exchange alone and its references need buffers that steps do not: at most so many gradients.
@@ -310,7 +311,8 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     """another program began while steps were timed. Invalid: the driver lists one more process, or
     memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
     much, but the driver does not say whose it is; or every GPU was busy for longer than these steps
-    explain, by more than {foreign_busy_share} and the measuring error
+    explain, by more than {foreign_busy_share} and the measuring error (not judged if the CPUs of
+    several ranks limit the rate and the driver says whose memory grew)
 
     Stop the other programs on these GPUs and run again.
     """
@@ -355,10 +357,14 @@ def _busier_than_ahead(record: Record, windows: Sequence[Samples], most: float) 
         if of_host.get("busy_percent") is not None:
             busy_percents.append(of_host["busy_percent"])
     ahead_ms, step_ms = record.metrics.get("gpu/busy_ms"), record.metrics.get("step/ms_median")
+    is_memory_known = all(of_host.get("foreign_bytes") is not None for of_host in windows)
     if len(busy_percents) < len(windows) or not ahead_ms or not step_ms:
-        if all(of_host.get("foreign_bytes") is not None for of_host in windows):
+        if is_memory_known:
             return None  # a program there would hold memory
         return unchecked("no sample tells whose memory it is, nor how busy the GPUs were")
+    is_launch_bound = record.metrics.get("step/launch_ms", 0.0) > LAUNCH_BOUND * step_ms
+    if is_memory_known and is_launch_bound and record.cell.world_size > 1:
+        return None  # a kernel of NCCL waits for what another rank launches late, and is busy
     busy, ahead = min(busy_percents) / 100, min(1.0, ahead_ms / step_ms)
     # Where steps vary, so does their share of the windows. NaN, of too few windows, counts as 0.
     if busy - ahead <= most + max(0.0, record.checks.get("half_width") or 0.0):
