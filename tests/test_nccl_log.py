@@ -153,6 +153,7 @@ NO_PEERS = (
 BUFFERS = "NCCL_BUFFSIZE set by environment to"
 NULS = ("NCCL_ALGO set by environment to Ri\0\0", "NCCL_PROTO set by environment to LL")
 NINES = "9" * 5000
+LONG = f"AllReduce: {NINES[:400]} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}"
 NUMBERS = (
     f"Channel {NINES}/0 : 0[0] -> 1[1] via P2P/IPC",
     f"{NINES} coll channels, 1 p2p channels, 1 x",
@@ -181,10 +182,11 @@ NUMBERS = (
         (info("a", host="m") + info("b", "c"), {"processes": 1}, ""),  # the first lost its front
         (HEAD + info(*NUMBERS), {"transports": {}, "version": "2.28.9"}, ""),
         (NEW + info(f"Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/{NINES}"), {}, ""),
+        (HEAD + info(LONG), {"algorithms": ()}, "in an unknown form"),
         (HEAD + info(f"{BUFFERS} 4194304.")[:-5], {"truncated": True, "settings": {}}, ""),
     ],
     ids=["mixed", "newer", "newer word", "unknown word", "warning", "error", "multicast",
-         "no peer access", "conflict", "NUL", "cut writer", "numbers", "device", "unfinished"],
+         "no peer access", "conflict", "NUL", "cut writer", "numbers", "device", "400 digits", "unfinished"],
 )  # fmt: skip
 def test_single_lines(text, expected, note):
     log = parse_nccl_log(text)
