@@ -215,8 +215,12 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=apart)
         items[:] = [item for item in items if item not in apart]
     order = {name: number for number, name in enumerate(LONGEST.split())}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    items.sort(key=lambda item: item.path.stem in USE_CUDA_HERE and "gpu" in item.keywords)
+
+    def place(item):
+        stem = item.path.stem
+        return stem in USE_CUDA_HERE and "gpu" in item.keywords, order.get(stem, len(order))
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish():

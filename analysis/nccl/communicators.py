@@ -261,7 +261,7 @@ def nics_of(
             names[event.process, event.network, event.device] = event.name
     nics: dict[int, set[str]] = defaultdict(set)
     for connection in connections:
-        match = re.match(r"NET/([^/]+)/(\d{1,9})(?!\d)", connection.transport)
+        match = re.match(r"NET/([^/]+)/(\d+)", connection.transport)
         if match is None or connection.end is None:
             continue
         rank = connection.source if connection.end == "send" else connection.target

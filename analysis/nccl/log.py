@@ -419,7 +419,7 @@ def _choices(events: Iterable[Event]) -> tuple[AlgorithmChoice, ...]:
 
 def _canonical_name(word: str, names: tuple[str, ...]) -> str:
     """Return the name of a word in any case, or of a number (2.20 to 2.23)."""
-    if re.fullmatch("[0-9]{1,9}", word) and int(word) < len(names):
+    if word.isdecimal() and int(word) < len(names):
         return names[int(word)]
     plain = word.replace("_", "").lower()
     for name in names:
