@@ -45,7 +45,7 @@ _RANKS_SHOWN = 20
 # The last line of a torn pair arrives within a few lines; until then a line could be one rank's
 # head and another's tail.
 _TORN_WINDOW = 8
-_LONG_NUMBER = re.compile(r"(?<!\w)\d{19}")  # beyond what 63 bits hold
+_LONG_NUMBER = re.compile(r"(?<!\w)\d{21}")  # beyond the 64 bits that NCCL prints
 _PREFIX = re.compile(r"(\S+?):(\d+):\d+ (?:\[-?\d+\] )?(?:\S+:\d+ (?:\(\w*\) )?)?$")
 _VERSION_ROW = re.compile(
     r"(?:\[[^\]]*\] )?NCCL version (\d{1,4}(?:\.\d{1,4})+)\S*\+cuda(\d+\.\d+)\s*$"
