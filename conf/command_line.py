@@ -57,7 +57,7 @@ OTHERS_WORDS = {
     "-b": "write benchmark=collectives benchmark.min_bytes={}",
     "-e": "write benchmark=collectives benchmark.max_bytes={}",
     "-f": "write benchmark=collectives benchmark.factor={}",
-    "-n": "write benchmark=collectives benchmark.iterations={}",
+    "-n": "write benchmark=collectives benchmark.iterations={}; for ranks write gpus=0,1",
     "-w": "write benchmark=collectives benchmark.warmup={}",
     "benchmark=allreduce": "write benchmark=collectives, which measures all_reduce",
     "benchmark=all_reduce": "write benchmark=collectives, which measures all_reduce",

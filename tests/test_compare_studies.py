@@ -264,6 +264,21 @@ def test_what_differs_names_every_difference_of_the_records(
     assert (f"{fact} changed" in capsys.readouterr().out) == fact.startswith("code")
 
 
+ORDERS = {"ab": False, "aabb": False, "aaabbb": False, "abab": True, "aabbbbaa": True}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_studies_in_turn_are_told_from_one_after_the_other(order, tmp_path, capsys):
+    runs = {"a": [], "b": []}
+    for number, name in enumerate(order):
+        repeat = len(runs[name])
+        runs[name].append(record(number, [0], 1000.0 + repeat, cell={"repeat": repeat}))
+    folders = [study(tmp_path / name, of_study) for name, of_study in runs.items()]
+    assert compared(capsys, *folders)[1]["in_turn"] is ORDERS[order]
+    main(["compare", *map(str, folders)])
+    assert ("half of A is measured after B" in capsys.readouterr().out) is not ORDERS[order]
+
+
 def test_cells_match_by_what_was_asked_whatever_a_version_adds(tmp_path, capsys):
     """An older record lacks an option that a newer one has at its default, and has another key."""
     options = {"old": {"name": "nccl_allreduce", "bucket_cap_mb": 25.0}}

@@ -65,9 +65,9 @@ from analysis.text import count, join_words, sentence
 
 MOST_RANKED = 10
 NO_VARIATION = "too few repeats for a ± (repeats=5 gives one)"
-CAPTION = (
+INTERVALS = (
     f"Prediction intervals stand below their values ({100 * LEVEL_OF_RUNS:.0f} % for measured "
-    f"configurations, {100 * LEVEL:.0f} % for forecasts). ~: may be as fast as the best."
+    f"configurations, {100 * LEVEL:.0f} % for forecasts)."
 )
 ASYNCHRONOUS = (
     "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
@@ -307,7 +307,7 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
     first = best(ranked)
     unit, workload = first.candidate.query.unit, first.candidate.query.workload
     names = _names(ranked)
-    rows = []
+    rows, rivals = [], 0
     for cell in ranked[:MOST_RANKED]:
         behind = "–"
         is_alike = is_as_fast(cell, first)
@@ -315,6 +315,7 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
             behind = "best"
         elif is_alike is not None:
             behind = number(cell.rate / first.rate - 1, "change") + " ~" * is_alike
+            rivals += is_alike
         rows.append(
             {
                 "configuration": names[cell],
@@ -323,9 +324,14 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
                 "source": count(cell.runs, "run") if cell.runs else "forecast",
             }
         )
+    caption = []
+    if any(cell.low is not None for cell in ranked[:MOST_RANKED]):
+        caption.append(INTERVALS)
+    if rivals:
+        caption.append("~: may be as fast as the best.")
     print_text(f"[bold]{escape(str(workload))}[/bold]")
     print_text(escape(of_unit(_advice_sentences(ranked, names), unit)))
-    print_table(Table.of("forecasts", CAPTION, COLUMNS, rows))
+    print_table(Table.of("forecasts", " ".join(caption), COLUMNS, rows))
     if len(ranked) > MOST_RANKED:
         rest = count(len(ranked) - MOST_RANKED, "slower configuration")
         print_text(f"… and {rest} (--json has all)")

@@ -65,12 +65,10 @@ WIDE, NARROW = 100, 80  # columns of a terminal with room for DISPENSABLE, for w
 DISPENSABLE = ("runs", "verdict")
 Sides = Sequence[Sequence[StudyInput]]  # the studies of A, and those of B
 NOT_IN_TURN = (
-    "A and B were not measured in turn: heat, clocks or other jobs that change from one sweep to "
+    "A and B were not measured in turn: heat, clocks or other jobs that change from one study to "
     "the next look like a difference."
 )
-ONCE_MORE = (
-    "To see how much two sweeps differ by chance, run A twice under two names and compare them."
-)
+ONCE_MORE = "Run A's command again with twice the repeats: then half of A is measured after B."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -169,6 +167,7 @@ def _as_json(sides: Sides, result: Differences, limit: float) -> dict[str, Any]:
         "b": inputs[1],
         "differs": apart,
         "shared": shared,
+        "in_turn": result.in_turn,
         "limit": limit,
         "outcome": result.outcome(limit),
         "regressions": regressions,
@@ -266,9 +265,10 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
     for letter, alone in (("A", result.only_first), ("B", result.only_second)):
         if alone:
             parts.append(f"Only in {letter}: {join_words(_alone(alone), 3)}.")
-    parts.append(NOT_IN_TURN)
-    if same_machine([*sides[0], *sides[1]]):
-        parts.append(ONCE_MORE)
+    if not result.in_turn:
+        parts.append(NOT_IN_TURN)
+        if same_machine([*sides[0], *sides[1]]):
+            parts.append(ONCE_MORE)
     return parts
 
 

@@ -343,8 +343,8 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     _print_table("copies per rank", COPIES, copies)
     for row in summary.stragglers:
         print_text(
-            f"rank {row['rank']} came last in {row['last']} of {row['of']} collectives: the others "
-            f"waited {row['others_waited_ms']:.3f} ms for it"
+            f"rank {row['rank']} was the straggler in {row['last']} of {row['of']} collectives "
+            f"({row['others_waited_ms']:.3f} ms of waiting)"
         )
     _print_notes("note", summary.notes)
     if arguments.svg is not None:

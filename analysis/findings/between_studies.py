@@ -1,12 +1,13 @@
 """The same cells in two studies: by how much they differ, and whether their runs show it.
 
-METHOD.md, "Several studies". Studies are not measured in turn, so a change of the machine between
-them looks like one of the software.
+METHOD.md, "Several studies". Where one study was measured after the other, a change of the machine
+between them looks like one of the software.
 """
 
 import dataclasses
 import itertools
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from analysis.study.names import BETWEEN, format_option, gpu_list
 from analysis.study.noise_floor import is_suspect
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
-from analysis.study.study_inputs import StudyInput, records_facts
+from analysis.study.study_inputs import StudyInput, records_facts, same_machine
 from benchmarks.record.metrics import metric as entry_of
 from benchmarks.record.metrics import place as position_of
 from conf.cell import Cell, Member
@@ -123,6 +124,7 @@ class Differences:
     only_second: Mapping[str, str]
     # {name: (value in the first, value in the second)} of what the records of a common cell say.
     facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    in_turn: bool = False  # a machine that drifts changed every cell alike in both
 
     def outcome(self, limit: float) -> str:
         """Return FAIL if a cell fails, INCONCLUSIVE if one is or, without a limit, all are."""
@@ -144,6 +146,7 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
     common = []
     only_first, only_second = dict[str, str](), dict[str, str]()
     facts: dict[str, tuple[str, str]] = {}
+    in_turn = same_machine([*first, *second])
     for cell in every_cell:
         if cell not in after:
             only_first[names[cell]] = _unusable(cell, second)
@@ -151,8 +154,23 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
             only_second[names[cell]] = _unusable(cell, first)
         else:
             common.append(_difference(names[cell], before[cell], after[cell], baselines))
-            facts = _facts_apart(before[cell][-1][1], after[cell][-1][1]) | facts
-    return Differences(_judged(common), only_first, only_second, facts)
+            runs = (before[cell][-1][1], after[cell][-1][1])
+            facts = _facts_apart(*runs) | facts
+            in_turn &= _in_turn(*runs)
+    return Differences(_judged(common), only_first, only_second, facts, in_turn)
+
+
+def _in_turn(before: Runs, after: Runs) -> bool:
+    """Return whether the runs of both are on average equally late, as in A B A B or A B B A."""
+    starts = []
+    for study, runs in enumerate((before, after)):
+        starts += [(record.started_at, study) for record in runs.records]
+    places: tuple[list[int], list[int]] = ([], [])
+    for place, (_, study) in enumerate(sorted(starts)):
+        places[study].append(place)
+    if min(map(len, places)) < 2:
+        return False
+    return abs(statistics.fmean(places[0]) - statistics.fmean(places[1])) <= 1
 
 
 def _cells_of(inputs: Sequence[StudyInput]) -> dict[CellId, list[tuple[StudyInput, Runs]]]:

@@ -292,7 +292,7 @@ def answer(asked: Asked, state: RaceState) -> list[str]:
         lines.append(f"Without a result: {join_words(list(failed.values()), MOST_NAMED)}.")
     if suspect:
         names, checks = join_words(list(suspect), MOST_NAMED), join_words(list(codes), MOST_NAMED)
-        lines.append(f"Checks cast doubt on runs of {names} ({checks}).")
+        lines.insert(1, f"Checks cast doubt on runs of {names} ({checks}).")
     lines.append(_effort(asked, state))
     return lines
 

@@ -144,7 +144,8 @@ class _TopologyTable:
             headers.append((line_number, labels, columns))
         if not headers:
             raise UnreadableInput(
-                "no header line with GPU0, GPU1, …; expected the text of `nvidia-smi topo -m`"
+                "no header line with GPU0, GPU1, …; expected the text of `nvidia-smi topo -m` or "
+                "NCCL's topology XML"
             )
         self.header, labels, self.columns = headers[0]
         if len(headers) > 1:

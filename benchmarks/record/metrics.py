@@ -209,7 +209,7 @@ _TABLE = (
         "comm/busbw_gb_per_s",
         "busbw of the exchange, all buckets together",
         column="exchange GB/s",
-        formula="algbw × 2(n − 1) ÷ n, as nccl-tests defines it",
+        formula="bytes that each rank sends (comm/bytes_moved) ÷ time of the exchange",
     ),
     _less(
         "strategy/cost_ms",

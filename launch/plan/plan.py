@@ -141,6 +141,12 @@ def plan(
             f"ask={question.kind}: {count(len(searched), 'candidate')}, each first once, then "
             "those that are undecided"
         )
+        strategies = {cell.strategy["name"] for cell in searched if cell.world_size > 1}
+        if question.kind == FASTEST and "none" in strategies and len(strategies) > 1:
+            notices.append(
+                "strategy=none exchanges nothing, so no strategy is faster; leave it out to learn "
+                "which strategy is the fastest"
+            )
         candidates = list(map(PlannedCell, searched))
         notices = list(dict.fromkeys(notices))
         return Plan(first, machine, candidates, notices, nsys, question, training)

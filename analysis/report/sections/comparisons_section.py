@@ -44,6 +44,7 @@ from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record.metrics import metric as entry_of
 
 EXCHANGE_MS, EXCHANGE_SHARE = "comm/exchange_ms", "comm/ideal_ratio"
+BUSBW = "comm/busbw_gb_per_s"
 TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_step"
 NO_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 MOST_SOURCES = 4  # cells that show a noise floor; of more the number is given
@@ -84,7 +85,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         Column("gpus", "GPUs"),
         Column("runs", "runs", kind="count", shown=False),
         replace(metric_column("images_per_second", RATE, bounded=True), shown=not study.timed),
-        Column("gb_per_second_per_gpu", "GB/s per GPU", kind="number", shown=not is_on_links),
+        replace(metric_column("busbw_gb_per_s", BUSBW), shown=not is_on_links),
         metric_column("of_reference", EXCHANGE_SHARE),
         Column("reference", "reference"),
         metric_column("exposed_ms", EXPOSED),
@@ -112,8 +113,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
 
 
 def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, Any]:
-    record, ranks = runs.records[0], runs.cell.world_size
-    exchange_ms, size = runs.median(EXCHANGE_MS), record.model.get("gradient_bytes")
+    record = runs.records[0]
     hidden_ms, total_ms = runs.median(TRACE_HIDDEN), runs.median(TRACE_ALL)
     references = {str(each.checks.get("reference") or "") for each in runs.records}
     row: dict[str, Any] = {
@@ -121,11 +121,12 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
         "model": runs.cell.model.name,
         "strategy": runs.strategy,
         "gpus": gpu_ids(runs.gpus),
-        "world_size": ranks,
+        "world_size": runs.cell.world_size,
         "median_rate": runs.median(RATE),
         "runs": len(runs.records),
         "images_per_second": runs.next_run(RATE),
         "exchange_ms": runs.next_run(EXCHANGE_MS),
+        "busbw_gb_per_s": runs.median(BUSBW),
         "of_reference": runs.median(EXCHANGE_SHARE),
         "reference": ", ".join(sorted(filter(None, references))),
         "cost_ms": runs.next_run(COST),
@@ -136,8 +137,6 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
     if communication is not None:
         row["exposed_ms"] = communication.exposed_ms
         row["hidden_share"] = communication.hidden_share
-    if size and exchange_ms:
-        row["gb_per_second_per_gpu"] = size * 2 * (ranks - 1) / ranks / exchange_ms / 1e6
     if hidden_ms is not None and total_ms:
         row["hidden_by_trace"] = hidden_ms / total_ms
     measured = {}

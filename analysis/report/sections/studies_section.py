@@ -22,7 +22,7 @@ from benchmarks.record.metrics import metric as entry_of
 
 HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{56}\b")  # eight digits of it are shown
 NOT_IN_TURN = (
-    "They were not measured in turn: a change of the machine between the sweeps would look the "
+    "They were not measured in turn: a change of the machine between the studies would look the "
     "same."
 )
 
@@ -36,9 +36,9 @@ def studies(
     names = short_names(side.name for side in sides)
     tables = [facts_table(differing, [*names.values()])]
     lines, finding = [], []
-    first = f"{names[sides[0].name]} (A)"
+    first = _lettered(names[sides[0].name], "A")
     for index, (name, differences) in enumerate(compared.items(), 1):
-        name = f"{names[name]} (B)"
+        name = _lettered(names[name], "B")
         caption = f"The same configurations, {name} against {first}"
         tables.append(differences_table(differences.cells, f"cells-{index}", caption))
         if not differences.cells:
@@ -48,7 +48,8 @@ def studies(
         cells = count(len(differences.cells), "configuration")
         line = f"{name} against {first}, {cells}: {verdict_words(differences.cells)}."
         finding += list(filter(None, (_worst_change(differences, name, first), line)))
-        lines.append(single_line(f"{line} {NOT_IN_TURN}", 700))
+        doubt = "" if differences.in_turn else f" {NOT_IN_TURN}"
+        lines.append(single_line(line + doubt, 700))
     for side in sides:
         if side.study.unreadable:
             files = count(len(side.study.unreadable), "file")
@@ -56,6 +57,10 @@ def studies(
     title = "The studies side by side"
     lines, finding = first_lines(lines), [single_line(line, 400) for line in finding]
     return Section("studies", title, tuple(lines), (), tuple(tables), finding=tuple(finding[:2]))
+
+
+def _lettered(name: str, letter: str) -> str:
+    return name if name == letter else f"{name} ({letter})"
 
 
 def _worst_change(differences: Differences, name: str, first: str) -> str:
