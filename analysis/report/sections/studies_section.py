@@ -99,7 +99,9 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
                 right += " (n. s.)" if cell.verdict == NO_DIFFERENCE else f", {cell.verdict}"
             rows.append(DotRow(names[cell.name], right, change, *look, bool(cell.doubts)))
         if rows:
-            caption = f"Change on {name} with 95 % intervals. n. s.: not significant."
+            caption = f"Change on {name}."
+            if any(change.low is not None for _, change in cells):
+                caption = f"Change on {name} with 95 % intervals. n. s.: not significant."
             if any(row.is_doubtful for row in rows):
                 caption += HOLLOW
             caption += truncation_note(cells, MOST_ROWS, "more configuration", f"cells-{panel}.csv")
@@ -141,9 +143,11 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
         # Of a difference that was seen nobody asks which others could have been.
         return None if cell.verdict in (SLOWER, FASTER) else cell.smallest
 
+    if any(cell.change is not None and cell.change.low is not None for cell in cells):
+        caption += ", with 95 % intervals"
     return Table.of(
         name,
-        f"{caption}, with 95 % intervals",
+        caption,
         (
             Column("cell", "configuration", lambda cell: names[cell.name]),
             Column("runs", "runs", runs, "count"),
