@@ -33,7 +33,7 @@ REFUSED = [
     (["ask=scales", "gpus=scale"], "candidates differ in more than their number of GPUs"),
     (["waterfall=true"], "ask=fastest waterfall=true: control runs are not candidates"),
 ]
-TWO = ["-m", "device=cpu", "gpus=0+1", "strategy=nccl_allreduce,none", "ask=fastest"]
+TWO = ["-m", "device=cpu", "gpus=0+1", "strategy=nccl_allreduce,cpu_staged", "ask=fastest"]
 
 
 @pytest.mark.parametrize(("typed", "sentence"), REFUSED)
@@ -47,6 +47,12 @@ def test_what_cannot_be_answered_is_refused(launch, typed, sentence):
     kept = [text for text in asked if text.partition("=")[0] not in names]
     code, out, err = launch(*kept, *typed, "dry_run=true")
     assert (code, out) == (2, "") and sentence in err, err
+
+
+def test_what_exchanges_nothing_is_no_candidate_beside_strategies(launch):
+    typed = [*TWO[:-2], f"{TWO[-2]},none", TWO[-1], "dry_run=true"]
+    code, out, _ = launch(*typed)
+    assert code == 0 and "ask=fastest: 2 candidates" in out and "strategy=none is left out" in out
 
 
 def candidates(*names):
@@ -166,7 +172,7 @@ def test_failures_and_doubts_are_named():
     lines = answer(asked, replay(asked, failed + suspect + rest))
     assert lines[0] == "Fastest: nccl_allreduce."
     assert "Without a result: none (oom)." in lines
-    assert "Checks cast doubt on runs of nccl_allreduce (noisy)." in lines
+    assert lines[1] == "Checks cast doubt on runs of nccl_allreduce (noisy)."
 
 
 def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():

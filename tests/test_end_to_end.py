@@ -244,7 +244,7 @@ def two(tmp_path_factory):
     limits = ("noise_limit=10", "foreign_cpu_limit=1", "change_limit=10", "pause_limit=1")
     done = command(
         "-m", "gpus=0+1", "strategy=kvstore_dist_async,none", f"output_dir={folder}",
-        "ask=fastest", "budget=90s",
+        "ask=differs", "budget=90s",
         *(f"validity.{limit}" for limit in (*limits, "slow_rank_limit=10")),
         # Other tests share the cores: a reference would be measured beside another load.
         "benchmark.limit_iterations=0", "benchmark.exposed_rounds=0",

@@ -136,17 +136,17 @@ def plan(
         if training and len(training) != len(searched):
             why = "candidates differ in more than settings of NCCL; expected the same of all else"
             raise Refused(f"search: {why}")
+        strategies = {cell.strategy["name"] for cell in searched}
+        if question.kind == FASTEST and "none" in strategies and len(strategies) > 1:
+            searched = [cell for cell in searched if cell.strategy["name"] != "none"]
+            notices.append(
+                "strategy=none is left out: without an exchange no strategy can be faster"
+            )
         refuse_question(question, first, searched, folder)
         notices.append(
             f"ask={question.kind}: {count(len(searched), 'candidate')}, each first once, then "
             "those that are undecided"
         )
-        strategies = {cell.strategy["name"] for cell in searched if cell.world_size > 1}
-        if question.kind == FASTEST and "none" in strategies and len(strategies) > 1:
-            notices.append(
-                "strategy=none exchanges nothing, so no strategy is faster; leave it out to learn "
-                "which strategy is the fastest"
-            )
         candidates = list(map(PlannedCell, searched))
         notices = list(dict.fromkeys(notices))
         return Plan(first, machine, candidates, notices, nsys, question, training)
