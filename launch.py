@@ -32,7 +32,7 @@ from launch import compose, help, hydra_errors
 def main() -> int:
     """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure or
     the answer is open, 130 interrupted or no time."""
-    typed = sys.argv[1:] or [*command_line.FIRST_STUDY]
+    typed = command_line.with_first_study(sys.argv[1:])
     try:
         line = command_line.read(typed)
         groups.add_config_dir([line.config_dir] if line.config_dir else [])

@@ -15,7 +15,9 @@ GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(pa
 # What is there already, and which Hydra does not add to.
 OVERRIDDEN = {*GROUPS, GPUS.option, NODES.option} - {"experiment"}
 HYDRAS_OWN = re.compile(r"[+~]*hydra([/.@=]|$)")
-FIRST_STUDY = ("+experiment=first",)  # what is measured where nothing is asked for
+FIRST_STUDY = "+experiment=first"  # what is measured where nothing is asked for
+# Options that do not say what is measured, and those of their groups.
+BESIDE_FIRST = ("dry_run", "output_dir", "study", "report", "resume", "tracking", "validity")
 DASHED = "with dashes there are -m, --help, --version, --cfg job and --config-dir"
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 # Words of a command, of which Hydra would take {host} for a dictionary.
@@ -59,12 +61,21 @@ OTHERS_WORDS = {
     "-f": "write benchmark=collectives benchmark.factor={}",
     "-n": "write benchmark=collectives benchmark.iterations={}; for ranks write gpus=0,1",
     "-w": "write benchmark=collectives benchmark.warmup={}",
+    **dict.fromkeys(("timeout", "max_time"), "write engine.cell_timeout_s={}"),
+    "warmup": "write benchmark.warmup_iterations={}",
     "benchmark=allreduce": "write benchmark=collectives, which measures all_reduce",
     "benchmark=all_reduce": "write benchmark=collectives, which measures all_reduce",
     "benchmark=bandwidth": "write benchmark=p2p or benchmark=collectives",
-    "strategy=ddp": "write strategy=nccl_allreduce",
-    "strategy=allreduce": "write strategy=nccl_allreduce",
-    "strategy=ps": "write strategy=kvstore_dist_sync",
+    **dict.fromkeys(
+        ("strategy=ddp", "strategy=allreduce", "strategy=horovod", "strategy=nccl"),
+        "write strategy=nccl_allreduce",
+    ),
+    **dict.fromkeys(
+        ("strategy=ps", "strategy=parameter_server"), "write strategy=kvstore_dist_sync"
+    ),
+    "strategy=zero3": "write strategy=fsdp",
+    "strategy=gloo": "write device=cpu strategy=nccl_allreduce",
+    "strategy=diloco": "write strategy=local_sgd strategy.outer=nesterov",
 }
 # Words alone that ask for help, and how it is asked for here.
 ASK_FOR_HELP = {
@@ -131,6 +142,15 @@ def read(arguments: Sequence[str]) -> CommandLine:
     return CommandLine(overrides, **vars(options))
 
 
+def with_first_study(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with FIRST_STUDY before them if they do not say what is measured."""
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if not equals or name.split(".")[0] not in BESIDE_FIRST:
+            return [*arguments]
+    return [FIRST_STUDY, *arguments]
+
+
 def others_word(word: str, value: str = "") -> str:
     """Return what to write for a word of another program's; '' where that is not known."""
     return OTHERS_WORDS.get(word.lower(), "").replace("{}", value or "VALUE")
@@ -140,6 +160,8 @@ def _of_a_bare_word(text: str) -> str:
     for group in GROUPS:
         if text in choices(group):
             return f"write {'+' if group == 'experiment' else ''}{group}={text}"
+    if text.endswith(".py"):
+        return f"to measure a training script, write benchmark=script benchmark.run={text}"
     meant = others_word(text) or others_word(f"benchmark={text}") or others_word(f"strategy={text}")
     return meant or "expected option=value; python launch.py --help shows examples"
 

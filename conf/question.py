@@ -51,7 +51,8 @@ def asked_question(config: Any) -> Question | None:
         share = PERCENT.fullmatch(text)
         shares[name] = float(share[1]) / 100 if share else 0.0
         if not 0 < shares[name] < 1:
-            raise Refused(f"{name}={text}: expected a share above 0% and below 100%, as in 1%")
+            hint = f"{text}%" if re.fullmatch("[1-9][0-9]?", text) else "1%"
+            raise Refused(f"{name}={text}: expected a share above 0% and below 100%, as in {hint}")
     budget_s = None
     if config.budget is not None:
         time = DURATION.fullmatch(config.budget)

@@ -34,6 +34,7 @@ from launch.compose import cpu_preset_note
 from launch.display.closing_summary import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
+    all_doubtful,
     exit_status,
     print_plan,
     print_summary,
@@ -388,7 +389,7 @@ class SweepRun:
         if self.asked is not None:
             race = replay(self.asked, filter(None, self.screen.records))
             is_open = not is_answered(race)
-            if is_open and race.pending:
+            if is_open and race.pending and not all_doubtful(every_run):
                 where.append("next     rerun the same command: the question goes on")
             if self._writable and self.asked.question.kind == GAINS:
                 where += [f"tuned    {path}" for path in write_tuned(self.study, self.asked, race)]

@@ -93,6 +93,7 @@ def test_the_first_word_is_the_outcome_and_a_limit_below_what_runs_show_is_statu
         (0.002, "valid", 0.95, {FAIL}),
         (0.05, "valid", 1.0, {INCONCLUSIVE}),
         (0.002, "suspect", 0.9, {INCONCLUSIVE}),
+        (0.02, "valid", 1.3, {PASS}),  # faster: so large a slowdown is excluded
     ],
 )
 def test_no_gate_is_green_where_the_limit_could_not_have_been_seen(
@@ -104,7 +105,7 @@ def test_no_gate_is_green_where_the_limit_could_not_have_been_seen(
         result = differences([first], [study_of_six(2 * seed + 1, 3, factor, noise, verdict)])
         assert result.outcome(0.02) in outcomes
         if result.outcome(0.02) == PASS:
-            assert all(cell.smallest <= 0.02 for cell in result.cells)
+            assert all(cell.smallest <= 0.02 or factor > 1 for cell in result.cells)
 
 
 def suspect_studies(folder, rates):

@@ -252,12 +252,17 @@ def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():
     finding = ["The answer.", f"To see what costs speed: {command}"]
     lines = closing(measured, 60, finding)
     assert lines[lines.index("To see what costs speed:") + 1] == f"  {command}"
-    for doubt, status in (("suspect", 0), ("invalid", 1)):
-        validity = Validity(doubt, {"noisy": "step time varies"})
+    others, own = "stop other programs", "remove the cause (python launch.py -h replicas_differ"
+    for doubt, code, remedy, status in (
+        ("suspect", "noisy", others, 0),
+        ("invalid", "noisy", others, 1),
+        ("invalid", "replicas_differ", own, 1),
+    ):
+        validity = Validity(doubt, {"foreign_cpu": "programs", code: "why"})
         doubted = [dataclasses.replace(record, validity=validity) for record in measured]
         lines = closing(doubted, 60, finding)
         assert "The answer." in lines and not any("waterfall" in line for line in lines)
-        assert lines[-1].startswith("next     stop other programs; the same command with resume=")
+        assert lines[-1].startswith(f"next     {remedy}") and "resume=false" in lines[-1]
         assert exit_status(doubted, False, False, 0, False) == status
 
 

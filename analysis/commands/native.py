@@ -286,7 +286,9 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
         for name, gpus in matrices.ids.items():
             unit = "µs" if name.startswith("latency") else "GB/s"
             # A table's own title is cut to its width.
-            out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
+            title = name.replace("_disabled", ", P2P disabled").replace("_enabled", ", P2P enabled")
+            title = title.replace("_", " ")
+            out.print(f"[italic]{prefix}{title}, {unit}[/italic]", soft_wrap=True)
             columns = [Column("source", "")]
             columns += [Column(str(gpu), str(gpu), kind=TWO) for gpu in gpus]
             entries, rows = matrices.entries[name], []

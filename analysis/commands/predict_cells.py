@@ -55,7 +55,7 @@ from analysis.study.study import Study, open_study
 from analysis.text import count, sentence
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
-FIRST_NOTES, MOST_NOTES = 4, 12
+FIRST_NOTES, MOST_NOTES = 6, 12
 MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
 WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
@@ -64,7 +64,6 @@ GPUS_FORM = (
     "with --per-node: --gpus 16,64,256 --per-node 8"
 )
 NUMBERS = "to ask for a number of GPUs, not for ids, add --per-node, as in --gpus 16 --per-node 8"
-CAPTION = f"{100 * LEVEL:.0f} % prediction intervals stand below their values."
 PARTS = (
     "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "
     "and compute were as in the nearest run."
@@ -395,7 +394,7 @@ def _print_answer(
         rows.append(asdict(prediction) | row)
         notes += reversed(prediction.why)
     if details:
-        print_table(Table.of("forecasts", f"{CAPTION} {PARTS}", FORECASTS, rows))
+        print_table(Table.of("forecasts", f"{_about_intervals(rows)}{PARTS}", FORECASTS, rows))
         print_notes(notes, MOST_NOTES)
         return
     for subject, lines in by_subject.items():
@@ -407,6 +406,12 @@ def _print_answer(
     if any(each.basis == ASSUMED_NETWORK for each in predictions.values()):
         print_text("No run measured the network: its bandwidth and latency are those of --net.")
     print_notes(notes, FIRST_NOTES)
+
+
+def _about_intervals(rows: Iterable[Mapping[str, Any]]) -> str:
+    if any("step" in row and row["step"].low is not None for row in rows):
+        return f"{100 * LEVEL:.0f} % prediction intervals stand below their values. "
+    return ""
 
 
 def efficiency_of(prediction: Forecast) -> Estimate:
@@ -459,7 +464,7 @@ def forecast_sentence(
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
-        word = "best case" if prediction.growth > 1 else "expected"
+        word = "without stragglers" if prediction.growth > 1 else "expected"
         words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
     return f"{devices_of(query)}: {words}"
 
@@ -555,7 +560,7 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
             row |= {"measured_cost_ms": result.cost_ms, "cost_ms": prediction.cost_ms}
             row["cost_error"] = prediction.cost_ms / result.cost_ms - 1
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
-    print_table(Table.of("forecasts", CAPTION, HELD_OUT, rows))
+    print_table(Table.of("forecasts", _about_intervals(rows), HELD_OUT, rows))
     for line in _error_lines(errors):
         print_text(line)
     print_notes(notes, MOST_NOTES)
@@ -574,8 +579,8 @@ def _error_lines(errors: Mapping[str, Any]) -> list[str]:
             )
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:
-        needed = f"cross-validation needs {FEWEST_HELD_OUT + 1} measured configurations"
-        return [*lines, f"No error bars: {needed}."]
+        needed = f"{FEWEST_HELD_OUT + 1} held-out configurations"
+        return [*lines, f"Whether error bars hold is not known: that needs {needed}."]
     share = number(covered / of, "share")
     return [*lines, f"90 % prediction intervals: {covered} of {of} inside ({share})."]
 

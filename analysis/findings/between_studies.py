@@ -21,6 +21,7 @@ from analysis.study.conditions import chosen_options, differing_names, request_o
 from analysis.study.draws import MEASURED
 from analysis.study.intervals import LEVEL, Estimate, of_median
 from analysis.study.measured_numbers import (
+    FASTER,
     SLOWER,
     UNKNOWN,
     MeasuredNumber,
@@ -89,13 +90,15 @@ class CellDifference:
     def outcome(self, limit: float) -> str:
         """Return PASS, FAIL or INCONCLUSIVE for a slowdown of `limit`, a share; 0: of any size.
 
-        With a limit it passes only where so large a slowdown could have been seen.
+        With a limit it passes only where so large a slowdown could have been seen, or is excluded:
+        the second is faster.
         """
         if self.verdict == UNKNOWN or (limit and self.all_suspect):
             return INCONCLUSIVE
         if self.is_regression(limit):
             return FAIL
-        if limit and self.smallest is not None and self.smallest > limit:
+        is_blind = self.smallest is not None and self.smallest > limit
+        if limit and is_blind and self.verdict != FASTER:
             return INCONCLUSIVE
         return PASS
 

@@ -162,8 +162,8 @@ def _bare_steps(
         if not without:
             alone = with_cost
             why = (
-                f"{query.workload} has no single-GPU run; its compute time is inferred from "
-                "several GPUs"
+                f"no single-GPU run shows a step of {query.workload} without a strategy; its "
+                "compute time is inferred from several GPUs"
             )
     if not alone:
         raise ValueError(

@@ -42,6 +42,7 @@ from analysis.study.names import (
     gpu_ids,
     gpu_list,
     named_gpus,
+    parts,
     run_name,
     short_names,
     spoken,
@@ -100,6 +101,8 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
         answers = [own[0], *settings, *order, own[1]]
         if main.point.efficiency is None:
             answers = [*settings, *order]
+    elif ranking is not None and ranking.all_suspect and main.point.efficiency is None:
+        answers = [*settings, *order]
     elif main.point.efficiency is not None or not answers[:-2]:
         answers = [*own, *settings, *order]
     beside = own[0] if own[0] in answers else answers[0]
@@ -299,8 +302,11 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     words = {runs: single_line(spoken(name), 80) for runs, name in names.items()}
     of_first = ranking.configurations[0].runs
     devices = count(of_first.cell.world_size, "GPU")
-    if of_first.cell.trains and len(_names(study.usable, "model")) > 1:
-        devices += f" ({single_line(of_first.cell.model.name, 80)})"
+    shared = dict.fromkeys(parts(study, of_first))
+    for each in ranking.configurations:
+        shared = dict.fromkeys(word for word in parts(study, each.runs) if word in shared)
+    if shared:
+        devices += f" ({single_line(', '.join(shared), 120)})"
     if ranking.all_suspect:
         doubted = "suspect or invalid" if invalid_records(study) else "suspect"
         return [f"The fastest on {devices} is not known: every run is {doubted}."]

@@ -126,8 +126,7 @@ def print_summary(
         if log.exists():
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
     console.print()
-    finished = [record for record in runs if record.state == "finished"]
-    is_doubtful = bool(finished) and all(record.validity.against for record in finished)
+    is_doubtful = all_doubtful(runs)
     if finding and len(shown.records) > len(runs):
         _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
@@ -146,14 +145,30 @@ def print_summary(
         missing = count(unfinished, "missing run")
         lines.append(f"next     rerun the same command: it measures the {missing}")
     elif is_doubtful:
-        remedy = "remove the cause (launch.py -h CODE explains it)"
-        if any(LOADED & record.validity.against.keys() for record in finished):
-            remedy = "stop other programs"
+        remedy = _remedy(runs)
         lines.append(f"next     {remedy}; the same command with resume=false measures again")
     elif not finding:
         lines.append(f"next     python -m analysis report {quote(str(study.folder))}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
+
+
+def all_doubtful(runs: Sequence[Record]) -> bool:
+    """Return whether a check is against every finished run."""
+    finished = [record for record in runs if record.state == "finished"]
+    return bool(finished) and all(record.validity.against for record in finished)
+
+
+def _remedy(runs: Sequence[Record]) -> str:
+    """Return what to do about doubtful runs: wrong results first, then other programs."""
+    codes, wrong = list[str](), list[str]()
+    for record in runs:
+        codes += record.validity.against
+        if record.validity.verdict == "invalid":
+            wrong += [code for code in record.validity.against if code not in LOADED]
+    if not wrong and not LOADED.isdisjoint(codes):
+        return "stop other programs"
+    return f"remove the cause (python launch.py -h {(wrong or codes)[0]} explains it)"
 
 
 def print_configurations(console: Console, study: Study, records: Sequence[Record]) -> None:

@@ -112,7 +112,10 @@ def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:
         basis = "rough estimate"
     elif unmeasured:
         basis += f"; a rough estimate for {unmeasured}"
-    return f"{count(len(times), 'run')}, about {duration(seconds)} ({basis})"
+    runs = count(len(times), "run")
+    if cells and cells[-1].drift:
+        runs += " (the last repeats the first)"
+    return f"{runs}, about {duration(seconds)} ({basis})"
 
 
 def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ()) -> float:

@@ -114,6 +114,10 @@ def plan(
                 f"no host was contacted: {shown(names)} {verb} assumed to have the GPUs and links "
                 f"of {like}"
             )
+            if machine.kind == "cpu" and first.device != "cpu":
+                notices[-1] += (
+                    "; topology=FILE, of nvidia-smi topo -m there, plans for its GPUs"
+                )
     cells = _expand(configs, machine, hosts, surroundings)
     sweep = ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
     for refuse in SWEEP_REFUSALS:
@@ -385,6 +389,10 @@ def _about_cpu_workers(
 def _about_cells(
     configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]
 ) -> Iterator[str]:
+    typed = configs[0].gpus
+    if len(configs) == 1 and len(typed) == 1 and typed[0].isdecimal() and int(typed[0]) > 1:
+        several = ",".join(map(str, range(int(typed[0]))))
+        yield f"gpus={typed[0]} is number {typed[0]} alone; the first {typed[0]} are gpus={several}"
     has_waterfall = any(config.waterfall for config in configs)
     if has_waterfall and not any(map(control_cells, cells)):
         yield (

@@ -179,9 +179,12 @@ def links(study: Study, findings: Findings) -> Section | None:
     names = short_names(subset.label for subset in exchanging)
     alone = "peer copies GB/s"
     caption = (
-        "Bus bandwidth of the gradient exchange, beside the bandwidth of the slowest link, as "
-        "measured by copies and as on its data sheet."
+        "Bus bandwidth of the gradient exchange, and the bandwidth of the slowest link on its data "
+        "sheet"
     )
+    if any(subset.p2p_gb_per_s is not None for subset in exchanging):
+        caption += " and as measured by copies"
+    caption += "."
     if any((subset.link_class or "").startswith(NET) for subset in findings.wires):
         alone = "links alone GB/s"
         caption += (
