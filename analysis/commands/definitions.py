@@ -47,6 +47,22 @@ WORDS = {
     "nodes": "the hosts of a run",
     "batch": "images or samples per rank and step",
     "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
+    "reference": "what moved an exchange's bytes as fast as its path allows, without waiting",
+    "ring": "reference: one large NCCL message, gather or all-reduce around all GPUs",
+    "memory_copy": "reference of CPU workers: a copy of the same bytes in memory",
+    "host_link": "reference: copies of all GPUs to and from host memory at once",
+    "host_memory": "reference: the copies and sums that a server does in host memory",
+    "server_link": "reference: copies of all ranks to the GPU with the server at once",
+    "net_link": "reference: one large message between hosts",
+    "fastest": "the highest rate of those with enough repeats; the others are tied or slower",
+    "tied": "no significant difference from the fastest",
+    "not significant": "the runs show no difference; `detects` is the smallest they would show",
+    "n. s.": "not significant",
+    "cannot tell": "too few repeats, or the configurations differ in more than one option",
+    "detects": "the smallest difference that these runs show in four studies of five",
+    "PASS": "compare: no slowdown of --limit or more, and these runs would have shown one",
+    "FAIL": "compare: significantly slower, by --limit or more",
+    "INCONCLUSIVE": "compare: these runs cannot show a slowdown of --limit, or all are suspect",
 }
 
 
@@ -106,7 +122,9 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
     named = definitions()
     form = name
     if name not in named:
-        form = metric(name).name  # one of several names of a form: stage/copy_ms
+        in_any_case = {entry.lower(): entry for entry in named}
+        # Else one of several names of a form: stage/copy_ms.
+        form = in_any_case.get(name.lower()) or metric(name).name
     if form not in named:
         alike = [entry for entry in named if name in re.split("[/_]", entry)]
         if alike:  # a part of a metric's name: busbw
