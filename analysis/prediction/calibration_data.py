@@ -332,7 +332,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         cpu_bound=cpu_bound,
         busy_ms=_median_of_runs(runs, BUSY),
         launch_ms=tuple(ms for ms in launch_ms if 0 < ms <= MOST_MS),
-        label=runs.cell.name,
+        label=runs.cell.name.replace(workload.model, str(workload), 1),
         rate=rate,
         lent_by=floor.lent_by if floor else "",
         buckets=read_buckets(tables) or None,
