@@ -324,10 +324,15 @@ def _headline(sides: Sides, cells: Sequence[CellDifference], limit: float, outco
     worst, size = cells[0], f"{100 * limit:g} %"
     if outcome == PASS:
         slowdown = f"slowdown of {size}" if limit else "significant slowdown"
-        sizes = sorted(cell.smallest for cell in cells if cell.smallest is not None)
-        ends = dict.fromkeys((number(sizes[0], "share"), number(sizes[-1], "share")))
-        detected = f"these runs detect {' to '.join(ends)} or more"
-        return f"no {slowdown} in {count(len(sizes), 'configuration')} ({detected})"
+        judged = [cell for cell in cells if cell.smallest is not None]
+        details = []
+        sizes = sorted(cell.smallest or 0.0 for cell in judged if cell.verdict != FASTER)
+        if sizes:
+            ends = dict.fromkeys((number(sizes[0], "share"), number(sizes[-1], "share")))
+            details.append(f"these runs detect {' to '.join(ends)} or more")
+        if len(sizes) < len(judged):
+            details.append(f"{len(judged) - len(sizes)} faster")
+        return f"no {slowdown} in {count(len(judged), 'configuration')} ({'; '.join(details)})"
     if worst.outcome(limit) == PASS:
         return "not every configuration is usable in both studies"
     name = short_names(cell.name for cell in cells)[worst.name]
