@@ -224,7 +224,7 @@ def _tags(record: Record) -> dict[str, str]:
     if record.cell.repeat <= 0:
         role = " ".join(record.cell.run_suffixes(record.drift)) or "first"
     tags: dict[str, Any] = {
-        "validity": verdict_words(record),
+        "validity": verdict_words(record) if record.state == "finished" else record.state,
         "validity.codes": ",".join(validity.codes),
         "validity.unchecked": ",".join(validity.unchecked),
         "state": record.state,
