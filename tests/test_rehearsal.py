@@ -104,7 +104,7 @@ def test_the_command_rehearses_without_a_number(launch, tmp_path):
     asked = ["gpus=0,1,2", "model=fmnist_cnn", "batch_size=8", "tracking=none"]
     code, out, err = launch("rehearse=3", "repeats=3", *asked, f"output_dir={tmp_path}")
     assert (code, err) == (0, ""), out + err
-    last = "runs would work on 3 CPU workers; the sweep itself has 4 runs, about "
+    last = "runs would work on 3 CPU workers; the sweep itself has 4 runs (the last "
     cores = len(os.sched_getaffinity(0))
     if cores < 3:
         assert f"2 of 2 {last}" in out
