@@ -396,7 +396,7 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
         return left, f"the overhead of {query.strategy} is assumed to be that of {nearest.label}"
     where = "one GPU"
     if query.shares_gpu or exchange_of(query).gpu_servers:
-        where = f"{query.ranks} GPUs"
+        where = "two GPUs or more"
     sentence = f"the overhead of strategy={query.strategy} was not measured; "
     raise ValueError(of_unit(f"{sentence}add a run of it on {where}", query.unit))
 
