@@ -90,7 +90,7 @@ class OpenedStudy:
         self.varied = tuple(column_of_option(name) for name in study.naming_options)
 
     def __repr__(self) -> str:
-        counts = f"{len(self.records)} runs of {len(self._study.runs)} cells"
+        counts = f"{len(self.records)} runs, {len(self._study.runs)} cells with numbers"
         return f"<study {self.name}: {counts}, in {self.folder}>"
 
     @functools.cached_property

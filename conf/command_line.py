@@ -47,7 +47,10 @@ OTHERS_WORDS = {
     **dict.fromkeys(("lr", "learning_rate"), "write optimizer.learning_rate={}"),
     **dict.fromkeys(("epochs", "num_epochs", "steps", "max_steps", "iterations", "iters"), _TIMED),
     **dict.fromkeys(("bs", "batch", "batchsize"), "write batch_size={}"),
-    **dict.fromkeys(("amp", "dtype", "fp16", "bf16"), "write precision=bf16"),
+    **dict.fromkeys(("amp", "dtype", "bf16"), "write precision=bf16"),
+    "fp16": "write precision=fp16",
+    "fp16_allreduce": "write strategy.comm_hook=fp16",
+    **dict.fromkeys(("cuda_visible_devices", "local_rank"), _GPUS),
     **dict.fromkeys(("arch", "network"), "write model={}"),
     **dict.fromkeys(("output", "outdir", "logdir", "log_dir"), "write output_dir={}"),
     "momentum": "write optimizer.momentum={}",
@@ -73,6 +76,7 @@ OTHERS_WORDS = {
     **dict.fromkeys(
         ("strategy=ps", "strategy=parameter_server"), "write strategy=kvstore_dist_sync"
     ),
+    "strategy=deepspeed": "write strategy=zero1, strategy=zero2 or strategy=fsdp",
     "strategy=zero3": "write strategy=fsdp",
     "strategy=gloo": "write device=cpu strategy=nccl_allreduce",
     "strategy=diloco": "write strategy=local_sgd strategy.outer=nesterov",

@@ -319,7 +319,13 @@ class Config:
         whole=True,
     )
     image_size: Any = option(
-        "auto", "pixels per side of an image", least=8, most=4096, auto=True, whole=True
+        "auto",
+        "pixels per side of an image; auto: as conf/model/ has it, of a function of yours 224 on "
+        "GPUs and 64 on CPU workers",
+        least=8,
+        most=4096,
+        auto=True,
+        whole=True,
     )
     precision: str = option(
         "auto",

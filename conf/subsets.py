@@ -110,6 +110,10 @@ class Grammar:
                         typed, f"the {kind} {member} stands alone, not inside a {self.members}"
                     )
             elif not self.is_member(member):
+                span = re.fullmatch(r"(\d{1,3})[-:](\d{1,3})", member)
+                if span and int(span[1]) < int(span[2]):
+                    every = ",".join(map(str, range(int(span[1]), int(span[2]) + 1)))
+                    raise Refused(f"{self.option}={typed}: a range; write {self.option}={every}")
                 raise self._refused(typed, self._unknown(member))
             elif members.count(member) > 1:
                 raise Refused(

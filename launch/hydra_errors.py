@@ -202,6 +202,9 @@ def _accepts(key: str) -> str:
     if key in SETS:
         return f"a list of {SETS[key]}"
     if dataclasses.is_dataclass(field.type):
-        return f"a choice or options of it: {', '.join(_names_at(key))}"
+        if key in GROUPS:
+            return f"a choice or options of it: {', '.join(_names_at(key))}"
+        names = [f"{key}.{name}" for name in _names_at(key)]
+        return f"one of its options: {', '.join(names)}"
     kind: Any = get_origin(field.type) or field.type
     return accepted(metadata_of(field)) or KINDS.get(kind, "")

@@ -263,6 +263,10 @@ def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():
         lines = closing(doubted, 60, finding)
         assert "The answer." in lines and not any("waterfall" in line for line in lines)
         assert lines[-1].startswith(f"next     {remedy}") and "resume=false" in lines[-1]
+        cell = dataclasses.replace(doubted[0].cell, declared={"strategy": {"sha256": "a"}})
+        doubted[0] = dataclasses.replace(doubted[0], cell=cell)
+        changed = "the same command measures changed code again"
+        assert (changed in closing(doubted, 60, finding)[-1]) == (remedy == own)
         assert exit_status(doubted, False, False, 0, False) == status
 
 

@@ -23,13 +23,12 @@ from analysis.commands.predict_cells import (
     devices_of,
     forecasts,
     print_command,
-    print_notes,
     read_nccl,
     read_subsets,
     refuse_absent,
     typed_choices,
 )
-from analysis.commands.terminal_tables import print_table
+from analysis.commands.terminal_tables import print_notes, print_table
 from analysis.console import print_text
 from analysis.findings.comparisons import (
     FASTEST,

@@ -31,6 +31,7 @@ from analysis.findings.between_studies import (
     Differences,
     differences,
     options_apart,
+    why_apart,
 )
 from analysis.findings.communication import EXCHANGE
 from analysis.report.numbers import central, estimate, number
@@ -126,15 +127,12 @@ def _nothing_common(arguments: argparse.Namespace, sides: Sides, result: Differe
     for name, why in {**result.only_first, **result.only_second}.items():
         if why:
             return f"{line}of {name} one study has no usable run ({why}); measure it again"
-    parts = []
-    for option, (before, after) in options_apart(*sides).items():
-        parts.append(f"{option} ({before} against {after})")
-    reason = f"they differ in {join_words(parts, 3)}" if parts else "every one differs in an option"
-    options = "it" if len(parts) == 1 else "them"
+    apart = len(options_apart(*sides))
+    options = "it" if apart == 1 else "them"
     studies = shlex.join([arguments.a, arguments.b])
     return (
-        f"{line}{reason}. To compare, vary {options} in one sweep; to see both side by side: "
-        f"python -m analysis report {studies}"
+        f"{line}{why_apart(*sides)}. To compare, vary {options} in one sweep; to see both side by "
+        f"side: python -m analysis report {studies}"
     )
 
 

@@ -8,7 +8,6 @@ are read as one study. The options that `advise` has too are read here.
 
 import argparse
 import json
-import math
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from analysis.commands.terminal_tables import print_table
+from analysis.commands.terminal_tables import print_notes, print_table
 from analysis.console import console, print_text
 from analysis.findings.scaling import curves
 from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
@@ -47,12 +46,12 @@ from analysis.prediction.forecast import (
 from analysis.prediction.link_model import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset, Workload
 from analysis.prediction.recorded_forecast import shown_low_ms
-from analysis.report.numbers import NumberFormat, number
+from analysis.report.numbers import NumberFormat, number, rounded
 from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit
 from analysis.study.study import Study, open_study
-from analysis.text import count, sentence
+from analysis.text import count
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
 FIRST_NOTES, MOST_NOTES = 6, 12
@@ -284,7 +283,7 @@ def _print_forecasts(
         raise ValueError(f"no forecast of {devices_of(several[0].query)}: {refused[several[0]]}")
     doubts, most = measured_doubts(study, calibration, [each.query for each in predictions])
     if arguments.json:
-        answers = [_forecast_json(each, predictions.get(each), refused) for each in several]
+        answers = [_forecast_json(each, predictions.get(each), refused, most) for each in several]
         of_first = len(scores[way_of(calibration, several[0].query)])
         content = {
             "machine": calibration.machine,
@@ -389,7 +388,11 @@ def _print_answer(
         subject = f"{query.workload} · {query.strategy} · batch {query.batch_size}"
         measured = most.get((query.workload, query.strategy))
         by_subject[subject].append(forecast_sentence(query, prediction, measured))
-        row = {"cell": f"{subject} · {devices_of(query)}", "efficiency": efficiency_of(prediction)}
+        name = f"{subject} · {devices_of(query)}"
+        share = most_measured(query, prediction, measured)
+        if share is not None:
+            name += f" (a run reached no more than {number(share, 'share')})"
+        row = {"cell": name, "efficiency": efficiency_of(prediction)}
         row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
         rows.append(asdict(prediction) | row)
         notes += reversed(prediction.why)
@@ -423,11 +426,15 @@ def efficiency_of(prediction: Forecast) -> Estimate:
 
 
 def _forecast_json(
-    candidate: Candidate, prediction: Forecast | None, refused: Mapping[Candidate, str]
+    candidate: Candidate,
+    prediction: Forecast | None,
+    refused: Mapping[Candidate, str],
+    most: Mapping[Subject, tuple[CellQuery, float]],
 ) -> dict[str, Any]:
     query = candidate.query
     answer: dict[str, Any] = {
         "model": query.workload.model,
+        "optimize": query.workload.requested("optimize", "eager"),
         "strategy": query.strategy,
         "batch_size": query.batch_size,
         "gpus": list(query.members) or None,
@@ -437,7 +444,20 @@ def _forecast_json(
     }
     if prediction is None:
         return answer | {"refused": refused[candidate]}
+    measured = most.get((query.workload, query.strategy))
+    answer["most_measured_efficiency"] = most_measured(query, prediction, measured)
     return answer | {"forecast": asdict(prediction)}
+
+
+def most_measured(
+    query: CellQuery, prediction: Forecast, measured: tuple[CellQuery, float] | None
+) -> float | None:
+    """Return the efficiency of the largest measured cell where more is forecast of a larger one."""
+    if measured is None or query.ranks < 2 or prediction.efficiency <= measured[1]:
+        return None
+    where, share = measured
+    grows = query.ranks >= where.ranks and query.batch_size <= where.batch_size
+    return share if grows else None
 
 
 def forecast_sentence(
@@ -452,27 +472,20 @@ def forecast_sentence(
     rate = f"{rounded(prediction.images_per_second, error * prediction.images_per_second)} images/s"
     best = f"{rounded(100 * prediction.efficiency, 100 * error)} %"
     words = f"about {best} efficiency ({rate})."
-    where, share = measured or (query, math.inf)
-    grows = query.ranks >= where.ranks and query.batch_size <= where.batch_size
+    share = most_measured(query, prediction, measured)
     if query.ranks < 2:
         words = f"about {rate}."
-    elif grows and prediction.efficiency > share:
+    elif measured is not None and share is not None:
         images = prediction.images_per_second * share / prediction.efficiency
         words = (
             f"at most {number(share, 'share')} efficiency ({rounded(images, error * images)} "
-            f"images/s): {devices_of(where)} reached no more."
+            f"images/s): {devices_of(measured[0])} reached no more."
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
         word = "without stragglers" if prediction.growth > 1 else "expected"
         words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
     return f"{devices_of(query)}: {words}"
-
-
-def rounded(value: float, error: float) -> str:
-    """Return a number without the digits below the first one of its error."""
-    digits = -math.floor(math.log10(max(error, 1e-9)))
-    return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
 def _no_better(errors: Mapping[str, Any]) -> str:
@@ -583,12 +596,3 @@ def _error_lines(errors: Mapping[str, Any]) -> list[str]:
         return [*lines, f"Whether error bars hold is not known: that needs {needed}."]
     share = number(covered / of, "share")
     return [*lines, f"90 % prediction intervals: {covered} of {of} inside ({share})."]
-
-
-def print_notes(notes: Iterable[str], most: int) -> None:
-    """Print the first notes, each once."""
-    several = list(dict.fromkeys(filter(None, notes)))
-    for note in several[:most]:
-        print_text(f"[bold]·[/bold] {escape(sentence(note))}")
-    if len(several) > most:
-        print_text(f"… {count(len(several) - most, 'more note')} (--details, --json)")

@@ -1,11 +1,13 @@
-"""Tables that fit the terminal."""
+"""Tables that fit the terminal, and notes below them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rich.markup import escape
 
-from analysis.console import console
+from analysis.console import console, print_text
 from analysis.report.table import Table
+from analysis.text import count, sentence
 
 
 def print_table(table: Table) -> None:
@@ -41,3 +43,12 @@ def print_table(table: Table) -> None:
         for rich_column in printed.columns:
             rich_column.no_wrap = rich_column.justify == "right"
         out.print(printed)
+
+
+def print_notes(notes: Iterable[str], most: int) -> None:
+    """Print the first notes, each once."""
+    several = list(dict.fromkeys(filter(None, notes)))
+    for note in several[:most]:
+        print_text(f"[bold]·[/bold] {escape(sentence(note))}")
+    if len(several) > most:
+        print_text(f"… {count(len(several) - most, 'more note')} (--details, --json)")

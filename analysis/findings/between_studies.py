@@ -35,6 +35,7 @@ from analysis.study.noise_floor import is_suspect
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
 from analysis.study.study_inputs import StudyInput, records_facts, same_machine
+from analysis.text import join_words
 from benchmarks.record.metrics import metric as entry_of
 from benchmarks.record.metrics import place as position_of
 from conf.cell import Cell, Member
@@ -237,6 +238,16 @@ def options_apart(
                     chosen[name] = ends
             apart = chosen
     return apart
+
+
+def why_apart(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> str:
+    """Return in what studies without a common cell differ: `they differ in optimize (…)`."""
+    parts = []
+    for option, (before, after) in options_apart(first, second).items():
+        parts.append(f"{option} ({before} against {after})")
+    if not parts:
+        return "every one differs in an option"
+    return f"they differ in {join_words(parts, 3)}"
 
 
 def _names(cells: Iterable[CellId]) -> dict[CellId, str]:

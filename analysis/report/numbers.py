@@ -123,3 +123,9 @@ def estimate(value: float | Estimate | None, kind: str | NumberFormat = "number"
     """Return a number with its interval: `98.1 % (98.0 to 98.3)`."""
     text, ends = texts(value, kind)
     return f"{text} ({ends})" if ends else text
+
+
+def rounded(value: float, error: float) -> str:
+    """Return a number without the digits below the first one of its error."""
+    digits = -math.floor(math.log10(max(error, 1e-9)))
+    return f"{round(value, digits):,.{max(digits, 0)}f}"

@@ -143,10 +143,12 @@ def print_summary(
     lines = [*where, f"records  {study.folder}"]
     if unfinished:
         missing = count(unfinished, "missing run")
-        lines.append(f"next     rerun the same command: it measures the {missing}")
+        first = "rerun the same command: it"
+        if any(record.state == "failed" for record in runs):
+            first = "see above what failed; then the same command"
+        lines.append(f"next     {first} measures the {missing}")
     elif is_doubtful:
-        remedy = _remedy(runs)
-        lines.append(f"next     {remedy}; the same command with resume=false measures again")
+        lines.append(f"next     {_remedy(runs)}")
     elif not finding:
         lines.append(f"next     python -m analysis report {quote(str(study.folder))}")
     for line in lines:
@@ -162,13 +164,16 @@ def all_doubtful(runs: Sequence[Record]) -> bool:
 def _remedy(runs: Sequence[Record]) -> str:
     """Return what to do about doubtful runs: wrong results first, then other programs."""
     codes, wrong = list[str](), list[str]()
+    again = "the same command with resume=false measures again"
     for record in runs:
         codes += record.validity.against
         if record.validity.verdict == "invalid":
             wrong += [code for code in record.validity.against if code not in LOADED]
+            if any("sha256" in declared for declared in record.cell.declared.values()):
+                again = "the same command measures changed code again"
     if not wrong and not LOADED.isdisjoint(codes):
-        return "stop other programs"
-    return f"remove the cause (python launch.py -h {(wrong or codes)[0]} explains it)"
+        return "stop other programs; the same command with resume=false measures again"
+    return f"remove the cause (python launch.py -h {(wrong or codes)[0]} explains it); {again}"
 
 
 def print_configurations(console: Console, study: Study, records: Sequence[Record]) -> None:

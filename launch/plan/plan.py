@@ -115,9 +115,7 @@ def plan(
                 f"of {like}"
             )
             if machine.kind == "cpu" and first.device != "cpu":
-                notices[-1] += (
-                    "; topology=FILE, of nvidia-smi topo -m there, plans for its GPUs"
-                )
+                notices[-1] += "; topology=FILE, of nvidia-smi topo -m there, plans for its GPUs"
     cells = _expand(configs, machine, hosts, surroundings)
     sweep = ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
     for refuse in SWEEP_REFUSALS:

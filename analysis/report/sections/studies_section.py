@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.findings.between_studies import CellDifference, Differences
+from analysis.findings.between_studies import CellDifference, Differences, why_apart
 from analysis.report.charts import HOLLOW, MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import GREY, Figure
 from analysis.report.numbers import ABSENT, estimate, number, of_metric
@@ -37,12 +37,14 @@ def studies(
     tables = [facts_table(differing, [*names.values()])]
     lines, finding = [], []
     first = _lettered(names[sides[0].name], "A")
-    for index, (name, differences) in enumerate(compared.items(), 1):
-        name = _lettered(names[name], "B")
+    for index, (label, differences) in enumerate(compared.items(), 1):
+        name = _lettered(names[label], "B")
         caption = f"The same configurations, {name} against {first}"
         tables.append(differences_table(differences.cells, f"cells-{index}", caption))
         if not differences.cells:
-            lines.append(f"{name} and {first} have no configuration in common.")
+            (side,) = (side for side in sides if side.name == label)
+            why = why_apart([sides[0]], [side])
+            lines.append(f"{name} and {first} have no configuration in common: {why}.")
             finding.append(lines[-1])
             continue
         cells = count(len(differences.cells), "configuration")
