@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from benchmarks.record.safe_text import forgive, visible
+from benchmarks.record.safe_text import close_quietly, forgive, visible
 
 _WIDE = 200  # columns in a pipe, where there is no terminal to ask
 
@@ -31,8 +31,8 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Let the command end as for any output: rich would end it with status 1."""
-        raise BrokenPipeError
+        """Go on in silence, for the exit status counts: rich would end the command with 1."""
+        close_quietly()
 
 
 def console() -> SafeConsole:

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import pytest
-from build import DATA, record, study
+from build import DATA, ROOT, record, study
 from coverage import across_studies, study_of_six
 from slower import slower_study
 
@@ -144,6 +146,13 @@ def test_a_report_of_suspect_runs_says_no_more_than_compare(tmp_path, capsys, mo
     monkeypatch.setattr("analysis.console._WIDE", 60)
     main(["compare", *folders, "--limit", "2%"])
     assert " ○  resnet50 ·" in capsys.readouterr().out, "a narrow terminal leaves out a column"
+
+
+@pytest.mark.parametrize("form", ["", "--github", "--json"])
+def test_a_reader_that_has_seen_enough_changes_no_status(slower, form):
+    command = f"{sys.executable} -m analysis compare {WITH_LINES} {slower} --limit 2% {form}"
+    done = subprocess.run(["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], cwd=ROOT)
+    assert done.returncode == 1
 
 
 def test_repeats_that_are_said_to_do_would_do():

@@ -6,6 +6,7 @@ Without --limit an inconclusive comparison is 0, with --strict 3.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -109,10 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not result.cells:
         raise ValueError(_nothing_common(arguments, sides, result))
     outcome = result.outcome(limit)
-    if arguments.json:
-        print(json.dumps(_as_json(sides, result, limit)))
-    else:
-        _print(sides, result, limit, arguments.github)
+    with contextlib.suppress(BrokenPipeError):  # head has read enough, and the status counts
+        if arguments.json:
+            print(json.dumps(_as_json(sides, result, limit)))
+        else:
+            _print(sides, result, limit, arguments.github)
     if arguments.junit:
         _write_junit(arguments.junit, result, limit)
     if outcome == INCONCLUSIVE and not limit and not arguments.strict:

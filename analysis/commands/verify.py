@@ -1,6 +1,7 @@
 """`python -m analysis verify STUDY… [--pack] [--json]`: compare records with their raw samples."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -70,9 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.pack and result.right:
             paths = record_paths(Path(study))
             saved_bytes[study] = sum(CellFolder(path.parent).pack() for path in paths)
-    if arguments.json:
-        _print_json(results, saved_bytes)
-    else:
+    status = 0 if all(result.right for result in results.values()) else 1
+    with contextlib.suppress(BrokenPipeError):  # head has read enough, and the status counts
+        if arguments.json:
+            _print_json(results, saved_bytes)
+            return status
         for study, result in results.items():
             packed = ""
             if study in saved_bytes:
@@ -80,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             elif arguments.pack:
                 packed = "nothing was packed, because the study is not right"
             _print(study if len(results) > 1 else "", result, packed)
-    return 0 if all(result.right for result in results.values()) else 1
+    return status
 
 
 def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, int]) -> None:
