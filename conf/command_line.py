@@ -50,7 +50,7 @@ OTHERS_WORDS = {
     **dict.fromkeys(("amp", "dtype", "bf16"), "write precision=bf16"),
     "fp16": "write precision=fp16",
     "fp16_allreduce": "write strategy.comm_hook=fp16",
-    **dict.fromkeys(("cuda_visible_devices", "local_rank"), _GPUS),
+    **dict.fromkeys(("cuda_visible_devices", "local_rank", "workers"), _GPUS),
     **dict.fromkeys(("arch", "network"), "write model={}"),
     **dict.fromkeys(("output", "outdir", "logdir", "log_dir"), "write output_dir={}"),
     "momentum": "write optimizer.momentum={}",
@@ -66,8 +66,11 @@ OTHERS_WORDS = {
     "-w": "write benchmark=collectives benchmark.warmup={}",
     **dict.fromkeys(("timeout", "max_time"), "write engine.cell_timeout_s={}"),
     "warmup": "write benchmark.warmup_iterations={}",
-    "benchmark=allreduce": "write benchmark=collectives, which measures all_reduce",
-    "benchmark=all_reduce": "write benchmark=collectives, which measures all_reduce",
+    **dict.fromkeys(
+        ("benchmark=allreduce", "benchmark=all_reduce", "benchmark=all_reduce_perf"),
+        "write benchmark=collectives, which measures all_reduce",
+    ),
+    "benchmark=sendrecv": "write benchmark=collectives benchmark.collective=send_recv",
     "benchmark=bandwidth": "write benchmark=p2p or benchmark=collectives",
     **dict.fromkeys(
         ("strategy=ddp", "strategy=allreduce", "strategy=horovod", "strategy=nccl"),

@@ -1,5 +1,6 @@
 """Errors of a request as one line that names the field, the value and what is accepted."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from yaml import YAMLError
 from analysis.text import redact
 from conf import subsets
 from conf.command_line import GROUPS, others_word
-from conf.groups import RULES, WITH_RULES, choices, no_yaml
+from conf.groups import RULES, WITH_RULES, choice, choices, no_yaml
 from conf.nccl import setting_of_variable, unknown_setting
 from conf.options import Refused, accepted, expected_name, metadata_of, unknown_option
 from conf.schema import Config
@@ -80,9 +81,11 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
             f"put such a text in quotes: {key}=\"'…'\""
         )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-        group, _, choice = error.missing_cfg_file.rpartition("/")
-        meant = others_word(f"{group}={choice}")
-        return f"{group}={choice}: {meant or expected_name(choice, error.options)}"
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        meant = others_word(f"{group}={name}")
+        if name.lower() in choices(group):
+            meant = f"write {group}={name.lower()}"
+        return f"{group}={name}: {meant or expected_name(name, error.options)}"
     if unknown:
         return _unknown_key(unknown[1], cause, arguments)
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
@@ -167,9 +170,22 @@ def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]
             f"{argument}: {parent} has no option {name}; a new one is added with +{full_key}=value"
         )
     meant = others_word(name, value)
-    if meant and not parent:
-        return f"{argument}: unknown option; {meant}"
+    if not parent:
+        group = _group_with(name)
+        if group and not meant:
+            meant = f"write {group}.{argument}"
+        if meant:
+            return f"{argument}: unknown option; {meant}"
     return unknown_option(parent, name, value, names)
+
+
+def _group_with(option: str) -> str:
+    for group in WITH_RULES:
+        for name in choices(group):
+            with contextlib.suppress(Refused, YAMLError):  # a broken file of the user's own
+                if option in choice(group, name).options:
+                    return group
+    return ""
 
 
 def _field_at(key: str) -> "dataclasses.Field[Any] | None":

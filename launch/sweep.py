@@ -279,7 +279,11 @@ class SweepRun:
             run = PlannedCell(replace(cell, repeat=len(race.records[chosen])))
             (needed,) = estimates([run], self.known)
             if budget_s is not None and now() - self.began_at + needed.seconds > budget_s:
-                self._note(f"the budget of {duration(budget_s)} is used up (budget=)")
+                used = duration(now() - self.began_at)
+                self._note(
+                    f"budget={duration(budget_s)}: {used} are used, and the next run would take "
+                    "longer than the rest"
+                )
                 return
             if run.cell.key not in indices:
                 indices[run.cell.key] = len(self.cells)

@@ -391,6 +391,8 @@ def _about_cells(
     if len(configs) == 1 and len(typed) == 1 and typed[0].isdecimal() and int(typed[0]) > 1:
         several = ",".join(map(str, range(int(typed[0]))))
         yield f"gpus={typed[0]} is number {typed[0]} alone; the first {typed[0]} are gpus={several}"
+    if len(configs) == 1 and ",".join(typed) in ("1,2,4", "1,2,4,8"):
+        yield f"gpus={','.join(typed)} is one subset; for 1, then 2, then 4 GPUs write gpus=scale"
     has_waterfall = any(config.waterfall for config in configs)
     if has_waterfall and not any(map(control_cells, cells)):
         yield (
