@@ -173,6 +173,7 @@ def test_failures_and_doubts_are_named():
     assert lines[0] == "Fastest: nccl_allreduce."
     assert "Without a result: none (oom)." in lines
     assert lines[1] == "Checks cast doubt on runs of nccl_allreduce (noisy)."
+    assert answer(asked, replay(asked, suspect))[0] == "Not known: every run is suspect (noisy)."
 
 
 def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():

@@ -277,7 +277,7 @@ def test_two_strategies_are_children_of_their_own(two):
 def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
     of_strategy = {record.cell.strategy["name"]: record for record in two[1]}
     record, other = of_strategy["kvstore_dist_async"], of_strategy["none"]
-    assert record.validity.verdict == "valid"
+    assert not record.validity.codes.keys() - BUSY
     assert record.cell.strategy["threads"] == "share" and record.checks["summing_threads"] >= 1
     metrics = record.metrics
     assert 0 < metrics["staleness/mean"] <= metrics["staleness/max"] < metrics["staleness/updates"]

@@ -292,7 +292,10 @@ def answer(asked: Asked, state: RaceState) -> list[str]:
         lines.append(f"Without a result: {join_words(list(failed.values()), MOST_NAMED)}.")
     if suspect:
         names, checks = join_words(list(suspect), MOST_NAMED), join_words(list(codes), MOST_NAMED)
-        lines.insert(1, f"Checks cast doubt on runs of {names} ({checks}).")
+        if all(map(is_suspect, state.runs)):
+            lines.insert(0, f"Not known: every run is suspect ({checks}).")
+        else:
+            lines.insert(1, f"Checks cast doubt on runs of {names} ({checks}).")
     lines.append(_effort(asked, state))
     return lines
 
