@@ -13,7 +13,7 @@ PER_GPU = "per_gpu"
 RATES = (PER_GPU, "total")
 PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-ONLY_ASKED = {"margin": "1%", "budget": None, "efficiency": "90%", "rate": None}  # defaults
+ONLY_ASKED = ("margin", "budget", "efficiency", "rate")
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
 
 
@@ -45,9 +45,10 @@ def asked_question(config: Any) -> Question | None:
         Refused: a margin, a budget or an efficiency that is none.
     """
     if config.ask is None:
-        for name, default in ONLY_ASKED.items():
-            if getattr(config, name) != default:
-                raise Refused(f"{name}={getattr(config, name)}: works only with ask=, a question")
+        for name in ONLY_ASKED:
+            value = getattr(config, name)
+            if value != getattr(type(config), name):
+                raise Refused(f"{name}={value}: works only with ask=, a question")
         return None
     shares = {}
     for name in ("margin", "efficiency"):

@@ -110,12 +110,13 @@ def plan(
             verb = "are"
             if len(names) == 1:
                 verb = "is"
+            hint = ""
+            if machine.kind == "cpu" and first.device != "cpu":
+                hint = "; topology=FILE, of nvidia-smi topo -m there, plans for its GPUs"
             notices.append(
                 f"no host was contacted: {shown(names)} {verb} assumed to have the GPUs and links "
-                f"of {like}"
+                f"of {like}{hint}"
             )
-            if machine.kind == "cpu" and first.device != "cpu":
-                notices[-1] += "; topology=FILE, of nvidia-smi topo -m there, plans for its GPUs"
     cells = _expand(configs, machine, hosts, surroundings)
     sweep = ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
     for refuse in SWEEP_REFUSALS:
