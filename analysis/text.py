@@ -12,7 +12,6 @@ from benchmarks.record.safe_text import LINE_BREAKS, one_line, visible
 from conf.secrets import without_secrets
 
 _BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
-COMMAND = ": python launch.py "  # before what a sentence offers, which is copied whole
 TEXT_LENGTH = 400  # characters of a text in a table
 
 
@@ -34,6 +33,12 @@ def markdown(text: object, length: int = TEXT_LENGTH) -> str:
     """
     safe = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
+
+
+def and_command(line: str) -> tuple[str, str]:
+    """Return a sentence and the command that it ends in, to be copied as it is; "" without one."""
+    words, mark, rest = line.partition(": python launch.py ")
+    return words + mark[:1], mark[2:] + rest
 
 
 def sentence(text: str) -> str:

@@ -213,10 +213,10 @@ BARE = {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}
 ONE = small(1, [0], 100.0)
 CASES = {
     "empty": ([], "no record that can be read"),
-    "one cell": ([ONE], "To measure scaling: python launch.py -m"),
+    "one cell": ([ONE], "To measure scaling:</p>\n<code>python launch.py -m"),
     "no baseline": (
         [small(1, [0, 1], 100.0)],
-        "To measure the efficiency and see what costs speed: python launch.py -m",
+        "To measure the efficiency and see what costs speed:</p>\n<code>python launch.py -m",
     ),
     "only invalid": ([ONE | {"validity": INVALID}], "The only run gave no number that can be used"),
     "only failed": ([ONE | {"state": "failed", "metrics": {}}], "was to be trained with"),

@@ -22,7 +22,7 @@ from analysis.commands.predict_cells import (
     add_choices,
     devices_of,
     forecasts,
-    print_command,
+    print_next,
     read_nccl,
     read_subsets,
     refuse_absent,
@@ -48,6 +48,7 @@ from analysis.prediction.candidates import (
     ForecastRequest,
     candidates,
     machine_line,
+    measuring_command,
     studied_settings,
     topology_of,
 )
@@ -63,6 +64,7 @@ from analysis.study.study import open_study
 from analysis.text import count, join_words, sentence
 
 MOST_RANKED = 10
+MOST_NEXT = 3  # configurations that the next command measures
 NO_VARIATION = "too few repeats for a ± (repeats=5 gives one)"
 INTERVALS = (
     f"Prediction intervals stand below their values ({100 * LEVEL_OF_RUNS:.0f} % for measured "
@@ -254,8 +256,11 @@ def run(arguments: argparse.Namespace) -> int:
         _print_advice(ranked, omitted)
         first = best(ranked)
         if first.standing != FASTEST:
-            repeats = ["repeats=5"] if first.runs else []
-            print_command(first.candidate, gpus, Path(arguments.study), *repeats)
+            rivals = [
+                cell for cell in ranked if cell is first or is_as_fast(cell, first) is not False
+            ]
+            several = [*(cell.candidate for cell in rivals), *omitted][:MOST_NEXT]
+            print_next(f"{measuring_command(several, gpus, Path(arguments.study))} repeats=5")
     for model, why in refused.items():
         print_text(escape(f"No advice on {model}: {sentence(why)}"))
     return 0

@@ -8,7 +8,6 @@ are read as one study. The options that `advise` has too are read here.
 
 import argparse
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,11 +23,13 @@ from analysis.console import console, print_text
 from analysis.findings.scaling import curves
 from analysis.prediction.calibration_data import CalibrationData, MeasuredCell, calibrate
 from analysis.prediction.candidates import (
+    WORK,
     Candidate,
     ForecastRequest,
     candidates,
     machine_gpus,
     machine_line,
+    measuring_command,
 )
 from analysis.prediction.forecast import (
     ASSUMED_NETWORK,
@@ -57,7 +58,6 @@ from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 FIRST_NOTES, MOST_NOTES = 6, 12
 MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
-WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
 GPUS_FORM = (
     "ids of GPUs of the study's machine, such as 0,1 (several subsets: 0+1,0+2); or how many GPUs, "
     "with --per-node: --gpus 16,64,256 --per-node 8"
@@ -306,7 +306,8 @@ def _print_forecasts(
     print_text(escape(machine))
     _print_answer(predictions, most, notes, arguments.details)
     unknown = max(predictions, key=lambda each: predictions[each].basis == ASSUMED_NETWORK)
-    print_command(unknown, machine_gpus(study, calibration.machine), Path(arguments.study[0]))
+    gpus = machine_gpus(study, calibration.machine)
+    print_next(measuring_command([unknown], gpus, Path(arguments.study[0])))
 
 
 def forecasts(
@@ -498,27 +499,10 @@ def _no_better(errors: Mapping[str, Any]) -> str:
     )
 
 
-def print_command(candidate: Candidate, gpus: Sequence[int], study: Path, *more: str) -> None:
-    """Print the command that measures a candidate, or what of it this machine can measure."""
-    query, workload = candidate.query, candidate.query.workload
-    where = "gpus=scale repeats=3"
-    if query.across_hosts:
-        where = "engine=ssh nodes=1,2 hosts=FILE gpus=all"
-    elif query.ranks <= len(gpus):
-        where = f"gpus={','.join(map(str, query.members or gpus[: query.ranks]))}"
-    model = f"model={workload.model}"
-    if workload.requested("model.library") == "python":
-        model = f"model.library=python model.builder={workload.requested('model.builder')}"
-    words = ["python launch.py -m", where, model, f"strategy={query.strategy}"]
-    words.append(f"batch_size={query.batch_size}")
-    words += [f"{name}={workload.requested(name)}" for name in WORK if workload.requested(name)]
-    for name, value in candidate.nccl:
-        words.append(f"nccl.{name.removeprefix('NCCL_').lower()}={value}")
-    if study.name in ("", ".."):
-        study = study.resolve()
-    words.append(f"output_dir={shlex.quote(str(study.parent))} study={shlex.quote(study.name)}")
+def print_next(command: str) -> None:
+    """Print the command that measures next, in one line that can be pasted."""
     print_text("Measure next:")
-    console().print("  " + " ".join([*words, *more]), soft_wrap=True, markup=False)
+    console().print(f"  {command}", soft_wrap=True, markup=False)
 
 
 def devices_of(query: CellQuery) -> str:

@@ -1,9 +1,11 @@
 """The cells that are asked for, and the machine that they are for."""
 
 import itertools
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from analysis.input_files import UnreadableInput
 from analysis.prediction.calibration_data import CalibrationData
@@ -16,6 +18,8 @@ from analysis.topology.model import Topology, quality
 from analysis.topology.readers import parse_topology
 from conf.cell import Member
 from conf.subsets import CPU_SLOTS
+
+WORK = {"optimize": "eager,graph", "precision": "bf16"}  # options of the work of a rank
 
 
 @dataclass(frozen=True)
@@ -198,3 +202,35 @@ def _kinds(
         else:
             kinds.append(replace(here[0], options=(("name", name),), shares_gpu=False, sends=""))
     return kinds
+
+
+def measuring_command(several: Sequence[Candidate], gpus: Sequence[int], study: Path) -> str:
+    """Return the command that measures candidates of one workload and size, each with each value
+    of the others; of more ranks than this machine has GPUs what can be measured on it.
+    """
+    first, workload = several[0].query, several[0].query.workload
+    where = "gpus=scale repeats=3"
+    if first.across_hosts:
+        where = "engine=ssh nodes=1,2 hosts=FILE gpus=all"
+    elif first.ranks <= len(gpus):
+        subsets = [each.query.members or gpus[: first.ranks] for each in several]
+        mark = "," if len(set(subsets)) == 1 else "+"
+        where = _swept("gpus", [mark.join(map(str, subset)) for subset in subsets])
+    model = f"model={workload.model}"
+    if workload.requested("model.library") == "python":
+        model = f"model.library=python model.builder={workload.requested('model.builder')}"
+    words = ["python launch.py -m", where, model]
+    words.append(_swept("strategy", [each.query.strategy for each in several]))
+    words.append(_swept("batch_size", [str(each.query.batch_size) for each in several]))
+    words += [f"{name}={workload.requested(name)}" for name in WORK if workload.requested(name)]
+    for name in sorted({name for each in several for name, _ in each.nccl}):
+        values = [dict(each.nccl).get(name, "null") for each in several]
+        words.append(_swept(f"nccl.{name.removeprefix('NCCL_').lower()}", values))
+    if study.name in ("", ".."):
+        study = study.resolve()
+    words.append(f"output_dir={shlex.quote(str(study.parent))} study={shlex.quote(study.name)}")
+    return " ".join(words)
+
+
+def _swept(name: str, values: Iterable[str]) -> str:
+    return f"{name}={','.join(dict.fromkeys(values))}"

@@ -24,7 +24,7 @@ from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import short_hardware
 from analysis.study.runs import Runs, grouped
 from analysis.study.study import Study
-from analysis.text import COMMAND, count, join_words, single_line
+from analysis.text import and_command, count, join_words, single_line
 from analysis.validity.checks import LOADED, serious
 from benchmarks.record import REHEARSAL, Record, read_study
 from conf.cell import counted
@@ -130,16 +130,14 @@ def print_summary(
     if finding and len(shown.records) > len(runs):
         _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
-        sentence, _, command = line.partition(COMMAND)
+        sentence, command = and_command(line)
         _, _, reason = line.replace(THIN, " ").removesuffix(".").partition(" is invalid: ")
         repeated = line.startswith(DOUBTFUL) or any(reason in text for text, _ in against if reason)
         if repeated or (command and is_doubtful):
             continue  # `doubts` said it; runs in doubt are measured again before others
-        if command:
-            sentence += ":"
         _print_indented(console, sentence.replace(THIN, " "), "dim" if is_doubtful else "")
         if command:
-            console.print(f"  {COMMAND[2:]}{command}", markup=False, soft_wrap=True)
+            console.print(f"  {command}", markup=False, soft_wrap=True)
     lines = [*where, f"records  {study.folder}"]
     if unfinished:
         missing = count(unfinished, "missing run")
