@@ -329,13 +329,19 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     lines = [f"{line}."]
     slower = ranking.standing(SLOWER)
     if slower:
-        who = words[slower[0].runs]
+        last = min(slower, key=lambda each: each.behind.value).runs
+        who = slowest = words[last]
         if len(slower) > 1:
-            who = f"{len(slower)} others"
+            who, slowest = f"{len(slower)} others", f"The slowest, {slowest},"
         sizes = sorted(-each.behind.value for each in slower)
         least, most = number(sizes[0], "share"), number(sizes[-1], "share")
         ends = dict.fromkeys([least.removesuffix(f"{THIN}%"), most.removesuffix(f"{THIN}%")])
-        lines.append(f"Slower than {words[first.runs]}: {who}, by {' to '.join(ends)}{THIN}%.")
+        line = f"Slower than {words[first.runs]}: {who}, by {' to '.join(ends)}{THIN}%."
+        own, other = last.next_run(COST), first.runs.next_run(COST)
+        if own and other and (own.low or 0) > (other.high or math.inf):
+            line += f" {slowest} loses {number(own.value)} ms of each step to its exchange, "
+            line += f"{words[first.runs]} {number(other.value)} ms."
+        lines.append(line)
     untested = [words[each.runs] for each in ranking.standing(UNKNOWN)]
     if untested:
         lines.append(f"Too few repeats to compare: {join_words(untested, MOST_TIED)}.")
