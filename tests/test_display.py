@@ -235,6 +235,7 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     [
         (99.0, 101.0, "1.0 %"),
         (48.0, 210.0, "−52 to +110 %"),
+        (1.0, 13793.0, "over 1,000 %"),
         (99.999, 100.001, "<0.01 %"),
         (None, None, "one run"),
     ],

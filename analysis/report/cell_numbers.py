@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from analysis.findings.baselines import AGAINST, EFFICIENCY, stated_efficiency
 from analysis.prediction.recorded_forecast import recorded_forecast
-from analysis.report.numbers import ABSENT, THIN, estimate, number, of_metric
+from analysis.report.numbers import ABSENT, MOST_SHARE, THIN, estimate, number, of_metric
 from analysis.study.conditions import IMAGES_PER_SECOND, primary_rate
 from analysis.study.intervals import WORDS, Estimate, ends_of, names_of, rests_on
 from analysis.study.names import of_unit
@@ -115,7 +115,7 @@ def margin(values: Mapping[str, float]) -> str:
     if not ends or not math.isfinite(ends[1] - ends[0]):
         return ONE_RUN
     half = (ends[1] - ends[0]) / 2 / rate
-    if half > WIDE_MARGIN:
+    if WIDE_MARGIN < half <= MOST_SHARE / 100:
         low, high = 100 * (1 - ends[0] / rate), 100 * (ends[1] / rate - 1)
         return f"−{low:.0f} to +{high:.0f}{THIN}%"
     return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share")
