@@ -77,7 +77,7 @@ def check(
             if compiled and not record.cell.compiled:
                 return not_applicable("this run was not compiled")
             if needs and needs not in record.checks:
-                return unless_training(record, without)
+                return unchecked_if_training(record, without)
             outcome = judge(record, limits)
             if not twice or AFTER not in record.checks:
                 return outcome
@@ -124,8 +124,8 @@ def not_applicable(why: str) -> CheckOutcome:
     return CheckOutcome("not applicable", why)
 
 
-def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckOutcome:
-    """Return that a check of training steps could not run; only `throughput` has such steps."""
+def unchecked_if_training(record: Record, why: str = NOT_REPORTED) -> CheckOutcome:
+    """Return that a check of training steps could not run; not applicable where none were timed."""
     if record.cell.benchmark["name"] == "throughput":
         return unchecked(why)
     if record.cell.runs_script:
@@ -133,14 +133,14 @@ def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckOutcome:
     return not_applicable("only benchmark=throughput has it")
 
 
-def unless_cpu(record: Record, why: str) -> CheckOutcome:
-    """Return that a check of GPUs could not run; a CPU worker has none."""
+def unchecked_on_gpus(record: Record, why: str) -> CheckOutcome:
+    """Return that a check of GPUs could not run; not applicable to CPU workers, which have none."""
     if record.cell.device == "cuda":
         return unchecked(why)
     return not_applicable("CPU workers have no GPU")
 
 
-def unseen(record: Record) -> CheckOutcome | None:
+def unchecked_without_connections(record: Record) -> CheckOutcome | None:
     """Return that no log of NCCL shows the connections of an exchange that went through it.
 
     None where one does, where the strategy exchanges by another way, and before schema 7.

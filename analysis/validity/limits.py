@@ -18,8 +18,8 @@ from analysis.validity.check import (
     check,
     not_applicable,
     unchecked,
-    unless_cpu,
-    unless_training,
+    unchecked_if_training,
+    unchecked_on_gpus,
 )
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
@@ -66,7 +66,7 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
         return not_applicable("a CPU worker has one clock")
     share = record.checks.get("clock_disagreement")
     if share is None:
-        return unless_training(record, "no window was timed")
+        return unchecked_if_training(record, "no window was timed")
     return beyond(share, limits.clock_limit)
 
 
@@ -81,7 +81,7 @@ def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
         return not_applicable("what a compiler leaves is cleared away between windows")
     share = record.checks.get("unseen_share")
     if share is None:
-        return unless_training(record)
+        return unchecked_if_training(record)
     return beyond(share, MOST_UNSEEN)
 
 
@@ -135,7 +135,7 @@ def noisy(record: Record, limits: ValidityLimits) -> Judgement:
     """
     half = record.checks.get("half_width")
     if half is None or not math.isfinite(half):
-        return unless_training(record, "too few steps for an interval")
+        return unchecked_if_training(record, "too few steps for an interval")
     if half <= limits.noise_limit:
         return None
     return f"±{100 * half:.1f} %, allowed ±{100 * limits.noise_limit:.1f} %"
@@ -151,8 +151,8 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
     if share is None:
         why = "the idle share of the GPU was not measured"
         if cell.device == "cuda":
-            return unless_training(record, why)
-        return unless_cpu(record, why)
+            return unchecked_if_training(record, why)
+        return unchecked_on_gpus(record, why)
     if share <= limits.idle_limit:
         return None
     detail = f"{100 * share:.0f} % of a step, allowed {100 * limits.idle_limit:.0f} %"
@@ -197,7 +197,7 @@ def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
         return not_applicable("steps of CPU workers vary")
     share = record.checks.get("slower_than_warmup")
     if share is None:
-        return unless_training(record, "no warm-up was measured")
+        return unchecked_if_training(record, "no warm-up was measured")
     noise = record.checks.get("half_width", math.inf)
     return beyond(share, max(MOST_SLOWER, OF_NOISE * noise))
 
@@ -273,9 +273,9 @@ def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
         if record.cell.world_size == 1:
             return not_applicable("there is only one rank")
         if COST in record.metrics:
-            return unless_training(record)
+            return unchecked_if_training(record)
         why = "no steps without exchange were timed: the strategy has no exchange_alone"
-        return unless_training(record, why)
+        return unchecked_if_training(record, why)
     share, noise, allowed = facts["share"], facts["noise"], limits.slow_rank_limit
     if not share > allowed:
         return None
@@ -326,7 +326,7 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
     )
     ends = interval("data/cost_ms", record.within_run)
     if cost_ms is None or share is None or ends is None:
-        return unless_training(record, "no steps without the loader were timed")
+        return unchecked_if_training(record, "no steps without the loader were timed")
     if share <= MOST_OF_DATA or ends[0] <= 0:
         return None
     return (
@@ -346,7 +346,7 @@ def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
     share = record.checks.get("between_steps_share")
     ms = record.checks.get("between_steps_ms")
     if share is None or ms is None:
-        return unless_training(record)
+        return unchecked_if_training(record)
     if abs(share) <= MOST_BETWEEN or abs(ms) <= MOST_BETWEEN_MS:
         return None
     return f"{100 * share:.1f} %, {ms:.2g} ms a step"
@@ -394,7 +394,7 @@ def rate_inconsistent(record: Record, _: ValidityLimits) -> Judgement:
     images = record.metrics.get("throughput/images")
     seconds = record.metrics.get("throughput/seconds")
     if rate is None or images is None or seconds is None:
-        return unless_training(record, "the images or the seconds are missing")
+        return unchecked_if_training(record, "the images or the seconds are missing")
     inputs = record.cell.model.inputs
     if not abs(rate * seconds - images) <= MOST_ROUNDED * images:
         return f"{rate:.6g} {inputs}/s, but {images:.0f} {inputs} in {seconds:.6g} s"
@@ -414,7 +414,7 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> Judgement:
     done = record.checks.get("iterations")
     wanted = record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
-        return unless_training(record, "the ranks counted no steps")
+        return unchecked_if_training(record, "the ranks counted no steps")
     if done >= wanted:
         return None
     return f"{done}, at least {wanted} requested"

@@ -11,7 +11,7 @@ from analysis.validity.check import (
     check,
     not_applicable,
     unchecked,
-    unless_training,
+    unchecked_if_training,
 )
 from benchmarks.record import Record
 from conf import groups
@@ -185,7 +185,7 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
         return not_applicable("an outer optimizer steps to the mean")
     worst = record.checks.get("average_worst")
     if worst is None:
-        return unless_training(record, "no rank had room for a second copy of the weights")
+        return unchecked_if_training(record, "no rank had room for a second copy of the weights")
     if worst and worst["error"] <= worst["tolerance"]:
         return None
     return ", ".join(f"{name} {value}" for name, value in worst.items()) or "none was equal"
@@ -217,7 +217,7 @@ def loss_not_finite(record: Record, _: ValidityLimits) -> Judgement:
     """
     losses = record.checks.get("losses")
     if not losses:
-        return unless_training(record, "no loss was reported")
+        return unchecked_if_training(record, "no loss was reported")
     wrong = []
     for rank, loss in enumerate(losses):
         if not math.isfinite(loss):
@@ -294,7 +294,7 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     counted = record.metrics.get("throughput/images")
     steps = record.metrics.get("step/iterations")
     if counted is None or steps is None:
-        return unless_training(record, "the ranks counted no images")
+        return unchecked_if_training(record, "the ranks counted no images")
     if record.cell.runs_script:
         return unchecked(OF_SCRIPT)
     expected = steps * record.cell.batch_size * record.cell.world_size
@@ -485,7 +485,7 @@ def graph_differs(record: Record, _: ValidityLimits) -> Judgement:
         return None
     worst = record.checks.get("replay")
     if worst is None:
-        return unless_training(record, "no GPU had room for a second copy of the weights")
+        return unchecked_if_training(record, "no GPU had room for a second copy of the weights")
     if worst["error"] <= worst["tolerance"]:
         return None
     step = "step" if worst["exchange"] else "step without exchange"
@@ -502,7 +502,7 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
         return None
     replays = record.checks.get("replays")
     if replays is None:
-        return unless_training(record)
+        return unchecked_if_training(record)
     ranks_differ = len({requested for requested, _ in replays}) > 1
     wrong = []
     for rank, (requested, done) in enumerate(replays):
@@ -521,7 +521,7 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:
         if "comm/exchange_ms" not in metrics:
-            return unless_training(record)
+            return unchecked_if_training(record)
         return unchecked(NOT_REPORTED)
     moved = metrics.get("comm/bytes_moved")
     counts: dict[str, tuple[float | None, float | None]] = {

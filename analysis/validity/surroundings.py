@@ -26,9 +26,9 @@ from analysis.validity.check import (
     list_some,
     not_applicable,
     unchecked,
-    unless_cpu,
-    unless_training,
-    unseen,
+    unchecked_if_training,
+    unchecked_on_gpus,
+    unchecked_without_connections,
 )
 from analysis.validity.nccl_settings import CHANNEL_LIMITS
 from benchmarks.record import Record
@@ -69,7 +69,7 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
             if name.startswith("NCCL_") and SAFETY.get(name) != value:
                 around.append(name)
         if not around:
-            return unseen(record)
+            return unchecked_without_connections(record)
         return unchecked(f"no NCCL log shows whether NCCL used {list_some(around)}")
     environment = variables(record)
     settings = []
@@ -103,7 +103,7 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     """
     nccl = record.effective.get("nccl", {})
     if not nccl.get("transports"):
-        return unseen(record)
+        return unchecked_without_connections(record)
     settings = nccl.get("settings", {}).keys() | record.cell.nccl.keys()
     unused, link_classes = [], set()
     for pair, link_class, transport in _wire_uses(record):
@@ -243,7 +243,7 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
     Improve the cooling or the power supply, then run again.
     """
     if "gpu_samples" not in record.checks:
-        return unless_cpu(
+        return unchecked_on_gpus(
             record, "clocks, power and memory of the GPUs were not read in the timed window"
         )
 
@@ -275,7 +275,7 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
     Ask for other GPUs, or wait until the programs that are named have ended.
     """
     if "gpu_samples" not in record.checks:
-        return unless_cpu(record, "clocks, power and memory of the GPUs were not read")
+        return unchecked_on_gpus(record, "clocks, power and memory of the GPUs were not read")
     beside_bytes = record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
     allowed_bytes = limits.foreign_memory_gib * GIB
 
@@ -319,8 +319,10 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     windows = record.checks.get("gpu_windows")
     if windows is None:
         if record.cell.device != "cuda":
-            return unless_cpu(record, "")
-        return unless_training(record, "the GPUs were not sampled before and in the timed windows")
+            return unchecked_on_gpus(record, "")
+        return unchecked_if_training(
+            record, "the GPUs were not sampled before and in the timed windows"
+        )
     hosts = [f" on host {host}" for host in record.cell.hosts] or [""]
     windows = windows[: len(hosts)]  # others have servers alone
     doubt: Judgement = None
