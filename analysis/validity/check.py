@@ -54,18 +54,15 @@ def check(
     severity: str,
     sentence: str,
     needs: str = "",
-    without: str = NOT_REPORTED,
     since: int = OLDEST_SCHEMA,
     twice: bool = False,
-    compiled: bool = False,
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
     A second paragraph of it says what a user does, in place of the one of REMEDIES.
 
     `{noise_limit}` in the docstring is that limit. `needs` is a fact of training steps that it
-    judges; `without` is why a record that lacks it was not checked. `twice`: what the ranks found
-    again after the timed windows is judged too. `compiled`: of cells that torch.compile made alone.
+    judges. `twice`: what the ranks found again after the timed windows is judged too.
     """
 
     def made_of(judge: Judge) -> Check:
@@ -74,10 +71,8 @@ def check(
         meaning, remedy = meaning.replace("\n", " "), remedy or REMEDIES[severity]
 
         def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
-            if compiled and not record.cell.compiled:
-                return not_applicable("this run was not compiled")
             if needs and needs not in record.checks:
-                return unchecked_if_training(record, without)
+                return unchecked_if_training(record)
             outcome = judge(record, limits)
             if not twice or AFTER not in record.checks:
                 return outcome

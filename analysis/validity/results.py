@@ -39,6 +39,7 @@ STEP_FACTS = {
         "order": "as the checksum of their order",
     },
 }
+NOT_COMPILED = "this run was not compiled"
 ERRORS = "relative error {value:.2g}, allowed {allowed:.2g}"
 
 
@@ -450,13 +451,17 @@ def accumulated_nothing(record: Record, _: ValidityLimits) -> Judgement:
     return f"{early} collectives" if early else None
 
 
-@check("invalid", "torch.compile was asked for and compiled nothing", needs="graphs", compiled=True)
+@check("invalid", "torch.compile was asked for and compiled nothing")
 def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     """compiled steps were asked for, and no compiled code ran in the timed steps
 
     Look for graph breaks in the rank's log (TORCH_LOGS=graph_breaks), or use optimize=eager.
     """
-    graphs = record.checks["graphs"]
+    if not record.cell.compiled:
+        return not_applicable(NOT_COMPILED)
+    graphs = record.checks.get("graphs")
+    if graphs is None:
+        return unchecked_if_training(record)
     # older records do not say what ran
     parts = record.checks.get("arithmetic", {}).get("compiled_parts", graphs)
     if graphs and parts:
@@ -464,18 +469,18 @@ def not_compiled(record: Record, _: ValidityLimits) -> Judgement:
     return "no graph"
 
 
-@check(
-    "suspect",
-    "torch.compile still compiled while steps were timed: {}",
-    needs="timed_graphs",
-    compiled=True,
-)
+@check("suspect", "torch.compile still compiled while steps were timed: {}")
 def compiled_while_timed(record: Record, _: ValidityLimits) -> Judgement:
     """torch.compile still compiled in the timed windows
 
     Raise benchmark.warmup_iterations so that all shapes are compiled before.
     """
-    return str(record.checks["timed_graphs"] or "")
+    if not record.cell.compiled:
+        return not_applicable(NOT_COMPILED)
+    graphs = record.checks.get("timed_graphs")
+    if graphs is None:
+        return unchecked_if_training(record)
+    return str(graphs) if graphs else None
 
 
 @check("invalid", "a replay of the CUDA graph does something else than the step itself: {}")
