@@ -43,11 +43,24 @@ class Check:
 
     code: str
     severity: str  # invalid, suspect, or finding (numbers stay valid)
-    sentence: str  # with {} for what the judge says
+    sentence: str  # with {} for what the judge says; without {} it is not shown
     meaning: str
     remedy: str  # what a user does
     judge: Judge
     since: int = OLDEST_SCHEMA  # the schema version from which records have what it needs
+
+
+def _limit(name: str, value: float) -> str:
+    """Return a limit as a meaning states it: "5 % (`validity.noise_limit`)"."""
+    amount = f"{100 * value:g} %"
+    if name.endswith("_gib"):
+        amount = f"{value:g} GiB"
+    elif name.endswith("_percent"):
+        amount = f"{value:g} %"
+    return f"{amount} (`validity.{name}`)"
+
+
+DEFAULT_LIMITS = {name: _limit(name, value) for name, value in vars(ValidityLimits()).items()}
 
 
 def check(
@@ -66,7 +79,7 @@ def check(
     """
 
     def made_of(judge: Judge) -> Check:
-        text = (inspect.getdoc(judge) or "").format_map(default_limits())
+        text = (inspect.getdoc(judge) or "").format_map(DEFAULT_LIMITS)
         meaning, _, remedy = text.partition("\n\n")
         meaning, remedy = meaning.replace("\n", " "), remedy or REMEDIES[severity]
 
@@ -87,19 +100,6 @@ def check(
         return Check(judge.__name__, severity, sentence, meaning, remedy, judge_fact, since)
 
     return made_of
-
-
-def default_limits() -> dict[str, str]:
-    """Return each limit as a meaning states it: {"noise_limit": "5 % (`validity.noise_limit`)"}."""
-    defaults = {}
-    for name, value in vars(ValidityLimits()).items():
-        amount = f"{100 * value:g} %"
-        if name.endswith("_gib"):
-            amount = f"{value:g} GiB"
-        elif name.endswith("_percent"):
-            amount = f"{value:g} %"
-        defaults[name] = f"{amount} (`validity.{name}`)"
-    return defaults
 
 
 def beyond(share: float, allowed: float, what: str = "%") -> str | None:
