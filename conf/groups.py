@@ -51,7 +51,7 @@ import msgspec
 import yaml
 from omegaconf import OmegaConf
 
-from conf.cell import IMAGES, Compared
+from conf.cell import IMAGES, Cell, Compared
 from conf.options import Refused, accepted, check, expected_name, unknown_option
 from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
@@ -515,18 +515,19 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
     return values[rule["as"]] if "as" in rule else rule.get(device, "auto")
 
 
-def sends(name: str, options: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
-    """Return which of SENDS a strategy with these options declares; empty for none.
+def sends(cell: Cell) -> str:
+    """Return which of SENDS the strategy of a cell declares; empty for none.
 
-    `declared` are the rules that its cell has; Ringside's own strategies have theirs in a file.
+    A user's own has its rules in the cell; Ringside's own strategies have theirs in a file.
     """
-    rule = declared.get("sends")
+    name = str(cell.strategy["name"])
+    rule = cell.declared.get("strategy", {}).get("sends")
     path = ROOT / "strategy" / f"{name}.yaml"
     if FILE_NAME.fullmatch(name) and path.exists():
         rule = _read("strategy", name, path).rules.get("sends")
     if not isinstance(rule, list):
         return rule or ""
     for case in rule:
-        if _are_so(options, case.get("where", {})):
+        if _are_so(cell.strategy, case.get("where", {})):
             return str(case["value"])
     return ""

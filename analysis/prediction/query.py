@@ -194,7 +194,6 @@ def query_of(
     """Return the query that a cell is; `link_class` is the farthest between its GPUs."""
     hosts = max(1, len(cell.hosts))
     same_hosts = set(cell.server_hosts) <= set(cell.hosts)
-    declared = cell.declared.get("strategy", {})
     options = []
     for name, value in sorted(cell.strategy.items()):
         if value is not None:
@@ -209,7 +208,7 @@ def query_of(
         members=cell.members,
         shares_gpu=same_hosts and not set(cell.gpus).isdisjoint(cell.server_gpus),
         machine=machine,
-        sends=groups.sends(str(cell.strategy["name"]), cell.strategy, declared),
+        sends=groups.sends(cell),
     )
 
 

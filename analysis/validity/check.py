@@ -144,9 +144,7 @@ def unchecked_without_connections(record: Record) -> CheckOutcome | None:
     has_exchanged = cell.device == "cuda" and "comm/exchange_ms" in record.metrics
     if not has_exchanged or record.schema_version < 7:
         return None
-    declared = cell.declared.get("strategy", {})
-    sends = groups.sends(cell.strategy["name"], cell.strategy, declared)
-    if sends not in RINGS or cell.strategy.get("transport") == "gloo":
+    if groups.sends(cell) not in RINGS or cell.strategy.get("transport") == "gloo":
         return None
     nccl = record.effective.get("nccl")
     if nccl is None:

@@ -539,8 +539,7 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
             exchanged = 1e6 * gb_per_s * metrics.get("comm/exchange_ms", math.nan)
             counts[f"comm/{rate} × time"] = (exchanged, expected)
     cell = record.cell
-    declared = cell.declared.get("strategy", {})
-    sends = groups.sends(cell.strategy["name"], cell.strategy, declared)
+    sends = groups.sends(cell)
     counts["comm/bytes_moved"] = (moved, _sent(cell, sends, trained))
     wrong = []
     for name, (count, expected) in counts.items():
