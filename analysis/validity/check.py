@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,11 +64,7 @@ DEFAULT_LIMITS = {name: _limit(name, value) for name, value in vars(ValidityLimi
 
 
 def check(
-    severity: str,
-    sentence: str,
-    needs: str = "",
-    since: int = OLDEST_SCHEMA,
-    twice: bool = False,
+    severity: str, sentence: str, needs: str = "", since: int = OLDEST_SCHEMA, twice: bool = False
 ) -> Callable[[Judge], Check]:
     """Make a check of a judge: the code is its name, the meaning its docstring.
 
@@ -152,11 +148,3 @@ def unchecked_without_connections(record: Record) -> CheckOutcome | None:
     if not nccl.get("transports"):
         return unchecked("NCCL's log shows no connection")
     return None
-
-
-def list_some(items: Sequence[str]) -> str:
-    """Join the first items with commas; count the rest."""
-    text = ", ".join(items[:MOST_NAMED])
-    if len(items) > MOST_NAMED:
-        text += f" and {len(items) - MOST_NAMED} more"
-    return text

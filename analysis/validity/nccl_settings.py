@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from analysis.nccl.log import NET, NcclLog, pair_class, version_numbers
-from analysis.validity.check import list_some
+from analysis.text import join_words
+from analysis.validity.check import MOST_NAMED
 from conf.nccl import (
     ALGORITHMS,
     AVAILABLE,
@@ -281,7 +282,7 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]
         if word not in allowed_here:
             wrong.append(f"{choice.function or 'a collective'} of {choice.size} bytes used {word}")
     if wrong:
-        yield SettingOutcome(ALGORITHM, "invalid", f", but {list_some(wrong)}")
+        yield SettingOutcome(ALGORITHM, "invalid", f", but {join_words(wrong, MOST_NAMED)}")
 
 
 def _channel_limit(name: str, value: str, log: NcclLog) -> Iterator[SettingOutcome]:
@@ -319,12 +320,12 @@ def _connections(name: str, value: str, evidence: Evidence) -> Iterator[SettingO
         for word in sorted(set().union(*log.transports.values())):
             if word.startswith("NET/") and word.split("/")[1].lower() != value.lower():
                 other_networks.append(word)
-        ruled_out = list_some(other_networks)
+        ruled_out = join_words(other_networks, MOST_NAMED)
     elif name == "NCCL_NET_GDR_LEVEL" and level_word(value) == "LOC":
         ruled_out = _used(log, "NET/", "GDRDMA")
     elif name in NETWORK_OF_DEVICES and _used(log, NETWORK_OF_DEVICES[name]):
         nics: set[str] = set().union(*log.nics.values())
-        ruled_out = list_some(sorted(nic for nic in nics if not _is_among(nic, value)))
+        ruled_out = join_words(sorted(nic for nic in nics if not _is_among(nic, value)), MOST_NAMED)
     elif f"{name}={value}" in RULED_OUT:
         ruled_out = _used(log, RULED_OUT[f"{name}={value}"])
     if ruled_out:
@@ -353,7 +354,7 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
         for word in words:
             if word.startswith(kind) and having in word:
                 used[word].append(pair)
-    return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items())
+    return ", ".join(f"{word} on {join_words(pairs, MOST_NAMED)}" for word, pairs in used.items())
 
 
 def _p2p_level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
@@ -389,12 +390,13 @@ def _p2p_level(level: str, evidence: Evidence) -> Iterator[SettingOutcome]:
                 unused.append(f"{word} on {pair} ({link})")
     if beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found
-        yield used(list_some(beyond), "invalid" if level in ("NVL", "NVB") else "suspect")
+        severity = "invalid" if level in ("NVL", "NVB") else "suspect"
+        yield used(join_words(beyond, MOST_NAMED), severity)
     if unused:
-        sentence = f", but NCCL did not use P2P where it may: {list_some(unused)}"
+        sentence = f", but NCCL did not use P2P where it may: {join_words(unused, MOST_NAMED)}"
         yield SettingOutcome(TRANSPORT, "suspect", sentence)
     if unknown:
-        pairs = list_some(list(unknown))
+        pairs = join_words(list(unknown), MOST_NAMED)
         sentence = (
             f", but the link class of {pairs} is not known, so the use of P2P was not checked"
         )

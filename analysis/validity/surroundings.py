@@ -18,12 +18,13 @@ from analysis.study.provenance import (
     inherited,
     variables,
 )
+from analysis.text import join_words
 from analysis.topology.model import nvlink_count, nvlink_gb_per_s
 from analysis.validity.check import (
+    MOST_NAMED,
     CheckOutcome,
     Judgement,
     check,
-    list_some,
     not_applicable,
     unchecked,
     unchecked_if_training,
@@ -70,7 +71,7 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
                 around.append(name)
         if not around:
             return unchecked_without_connections(record)
-        return unchecked(f"no NCCL log shows whether NCCL used {list_some(around)}")
+        return unchecked(f"no NCCL log shows whether NCCL used {join_words(around, MOST_NAMED)}")
     environment = variables(record)
     settings = []
     for name, value in announced.items():
@@ -89,7 +90,7 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
         if name in environment:
             source = "the environment"
         settings.append(f"{name}={value} from {source}")
-    return list_some(settings)
+    return join_words(settings, MOST_NAMED)
 
 
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
@@ -112,10 +113,10 @@ def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
         if has_peer_access and not transport.startswith("P2P/"):
             unused.append(f"{transport} on {pair}, which {link_class} joins")
     if unused and not settings & WITHOUT_P2P:
-        refusals = nccl.get("no_peer_access")
+        named, refusals = join_words(unused, MOST_NAMED), nccl.get("no_peer_access")
         if refusals:
-            return CheckOutcome("finding", f"{list_some(unused)}; its log says: {refusals[0]}")
-        return list_some(unused)
+            return CheckOutcome("finding", f"{named}; its log says: {refusals[0]}")
+        return named
     if unused or len(link_classes) != 1 or settings & set(CHANNEL_LIMITS):
         return None
     (link_class,) = link_classes
@@ -175,7 +176,7 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
         phases = record.checks.get("gpu_samples", {}).get("phases", {})
         differences = list(_clock_differences(record, phases, limits.clock_spread_limit))
         if differences:
-            return list_some(differences)
+            return join_words(differences, MOST_NAMED)
     clock_mhz = record.metrics.get(CLOCK)
     if clock_mhz is None:
         return unchecked("the clocks were not sampled in the timed window")
@@ -260,7 +261,7 @@ def throttled(record: Record, _: ValidityLimits) -> Judgement:
                 phases.append(f"{' '.join(phase['throttle_reasons'])}{host} in the {name} phase")
         if not phases and samples["throttle_reasons"]:
             return f"{', '.join(samples['throttle_reasons'])}{host} in the timed window"
-        return list_some(phases)
+        return join_words(phases, MOST_NAMED)
 
     return _worst_host(record, "gpu_samples", record.cell.hosts, judge)
 
