@@ -356,7 +356,7 @@ PLANTED = {
         put("checks", exchange_error=INF, exchange_tolerance=8e-3),
     ],
     "copy_wrong": [put("checks", copies_compared=4, copies_wrong={"0->1 enabled, 16 bytes": 3})],
-    "entry_not_positive": [entry(value) for value in (0.0, -1.0, NAN, INF)],
+    "entry_not_positive": [entry(value) for value in (0.0, -1.0, NAN, INF, None)],
     "wrong_elements": [put("checks", wrong_elements=1, wrong_bytes=[1024])],
     "solution_differs": [
         put("checks", solution_difference=difference, solution_tolerance=1e-6)

@@ -46,10 +46,8 @@ ERRORS = "relative error {value:.2g}, allowed {allowed:.2g}"
 @check("invalid", "rank {} wrote no complete samples")
 def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
     """a rank did not write all of its step times"""
-    missing = set(range(record.cell.world_size))
-    for rank in record.ranks:
-        if rank.get("done"):
-            missing.discard(rank["rank"])
+    done = {rank["rank"] for rank in record.ranks if rank.get("done")}
+    missing = set(range(record.cell.world_size)) - done
     return ", ".join(map(str, sorted(missing)))
 
 
@@ -260,7 +258,7 @@ def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
     wrong: dict[str, None] = {}
     for name, rows in matrices.items():
         for entry in itertools.chain(*rows):
-            if not 0 < float(entry) < math.inf:
+            if entry is None or not 0 < entry < math.inf:
                 wrong[name] = None
     return ", ".join(wrong)
 
@@ -314,9 +312,7 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 def windows_repeated(record: Record, _: ValidityLimits) -> Judgement:
     """two timed windows of a rank have the same step times or the same start"""
     count = record.checks["windows_repeated"]
-    if not count:
-        return None
-    return f"{count} with the samples or the moment of another"
+    return f"{count} with the samples or the moment of another" if count else None
 
 
 @check(
@@ -382,9 +378,7 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
     5 % of all, have exactly the longest time, and no other time occurs twice
     """
     steps = record.checks.get("equal_longest")
-    if not steps:
-        return None
-    return f"{steps:.0f} steps took exactly as long as the longest one"
+    return f"{steps} steps took exactly as long as the longest one" if steps else None
 
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
