@@ -2,9 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from analysis.validity.check import (
+    AFTER,
     NOT_REPORTED,
     OF_SCRIPT,
     Judgement,
@@ -18,6 +20,7 @@ from conf import groups
 from conf.cell import OWN_MODEL, Cell
 from conf.schema import ValidityLimits
 
+# AUTOCAST and SENT_BYTES are also in trainers: a judge shares no code with what it judges.
 # The dtype in which autocast computes, and most layers do, by precision; else float32.
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
@@ -25,9 +28,11 @@ LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
 FEWEST_RIGHT, FEWEST_OF_OWN = 0.95, 0.5
 ROUNDING = 1e-9  # of a number that is computed another way
 SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "fp8": 1 + 4 / 256}  # of an element, with a hook
-MOST_NAMED = 3  # things that a sentence names
+# Faults that a sentence names. Of more it gives no number: `verify` compares the numbers of older
+# records, which have none.
+MOST_FAULTS = 3
 # What a step did, before the timed windows and after them.
-STEP_FACTS = {
+WORK_OF_A_STEP = {
     "arithmetic": {
         "images": "images in a batch",
         "elements": "elements from the layers",
@@ -40,6 +45,7 @@ STEP_FACTS = {
     },
 }
 NOT_COMPILED = "this run was not compiled"
+ERRORS_OF_ARRAY = "relative error of {array} {error:.2g}, allowed {tolerance:.2g}"
 ERRORS = "relative error {value:.2g}, allowed {allowed:.2g}"
 
 
@@ -98,7 +104,7 @@ def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
             wrong.append(f"rank {rank} is {_peer(started)}, and host {member.host} was planned")
     if len(rows) != cell.world_size:
         wrong.append(f"{len(rows)} ranks met, and {cell.world_size} were started")
-    return "; ".join(wrong[:MOST_NAMED])
+    return _first_of(wrong)
 
 
 def _peer(facts: Sequence[object]) -> str:
@@ -150,10 +156,7 @@ def gradient_not_mean(record: Record, _: ValidityLimits) -> Judgement:
         return ERRORS.format(value=error, allowed=tolerance)
     worst = facts.get("gradient_worst")
     if worst is not None and not worst["error"] <= worst["tolerance"]:
-        return (
-            f"relative error of {worst['array']} {worst['error']:.2g}, "
-            f"allowed {worst['tolerance']:.2g}"
-        )
+        return ERRORS_OF_ARRAY.format(**worst)
     if not facts["gradient_spread"] > 2 * max(error, tolerance):
         return unchecked("the ranks' gradients are too similar to tell their mean from one of them")
     return None
@@ -185,9 +188,11 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
     worst = record.checks.get("average_worst")
     if worst is None:
         return unchecked_if_training(record, "no rank had room for a second copy of the weights")
-    if worst and worst["error"] <= worst["tolerance"]:
+    if not worst:
+        return "none was equal"
+    if worst["error"] <= worst["tolerance"]:
         return None
-    return ", ".join(f"{name} {value}" for name, value in worst.items()) or "none was equal"
+    return ERRORS_OF_ARRAY.format(**worst)
 
 
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
@@ -241,10 +246,8 @@ def copy_wrong(record: Record, _: ValidityLimits) -> Judgement:
         if record.cell.benchmark["name"] == "p2p":
             return unchecked("no copy was compared")
         return None
-    wrong = [f"{count} elements of {name}" for name, count in record.checks["copies_wrong"].items()]
-    if len(wrong) > MOST_NAMED:
-        wrong = [*wrong[:MOST_NAMED], "…"]
-    return ", ".join(wrong)
+    copies_wrong = record.checks["copies_wrong"]
+    return _first_of([f"{count} elements of {name}" for name, count in copies_wrong.items()])
 
 
 @check("invalid", "a matrix has entries that are not positive numbers: {}")
@@ -390,43 +393,61 @@ def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
     facts = record.checks
     if "counted" not in facts or "arithmetic" not in facts:
         return not_applicable("the ranks did not look at it")
+    evaluating = facts["arithmetic"].get("evaluating")
+    if evaluating and record.cell.model.library != OWN_MODEL:
+        return f"{evaluating} modules were in evaluation mode before"
+    return _first_of([*_counted_otherwise(record), *_found_otherwise(facts)])
+
+
+def _counted_otherwise(record: Record) -> Iterator[str]:
+    """Yield what timed steps did more or less often than the steps before them."""
+    facts, cell = record.checks, record.cell
     timed, warm_up = facts["counted"].get("timed", {}), facts["counted"].get("warm-up", {})
-    before, after = facts.get("arithmetic", {}), facts.get("after", {})
     steps = timed.get("steps", 0)
-    if before.get("evaluating") and record.cell.model.library != OWN_MODEL:
-        return f"{before['evaluating']} modules were in evaluation mode before"
     # What is counted, how often in a step, and by how much the windows may differ.
     expected: list[tuple[str, float, float]] = []
-    if record.cell.model.library != OWN_MODEL:  # its layers may be left out at random
+    if cell.model.library != OWN_MODEL:  # its layers may be left out at random
+        before = facts["arithmetic"]
         of_a_call = before.get("passes", 0) / (before.get("calls") or 1)
-        expected.append(("passes", of_a_call * record.cell.accumulate, 0.0))
+        expected.append(("passes", of_a_call * cell.accumulate, 0.0))
     if warm_up.get("steps"):
-        windows = len(record.series.get("throughput/images_per_second", ()))
-        lead_ins = windows * record.cell.world_size
+        lead_ins = cell.world_size * len(record.series.get("throughput/images_per_second", ()))
         updates, allowed = warm_up.get("updates", 0) / warm_up["steps"], 0.0
         if updates not in (0, 1):  # some steps update: a window may end before one does
-            allowed = lead_ins + record.cell.world_size * steps / warm_up["steps"]
+            allowed = lead_ins + cell.world_size * steps / warm_up["steps"]
         expected.append(("updates", updates, allowed))
         if "gradient_error" in facts and "gradients_equal" in facts:  # else some steps may differ
-            count = warm_up.get("collectives", 0) / warm_up["steps"]
+            collectives = warm_up.get("collectives", 0) / warm_up["steps"]
             # After steps without exchange a lead-in may leave one out, as DDP does that of buffers.
-            expected.append(("collectives", count, count * lead_ins))
-    wrong = []
-    for name, count, allowed in expected:
-        if abs(timed.get(name, 0) - count * steps) > allowed + 0.5:
-            wrong.append(f"{timed.get(name)} of {count * steps:.0f} {name} in the windows")
+            expected.append(("collectives", collectives, collectives * lead_ins))
+    for name, of_a_step, allowed in expected:
+        count = timed.get(name, 0)
+        if abs(count - of_a_step * steps) > allowed + 0.5:
+            yield f"{count} of {of_a_step * steps:.0f} {name} in the windows"
+
+
+def _found_otherwise(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the ranks found otherwise right after the timed steps than before them."""
+    if AFTER not in facts:
+        yield "nobody looked after them"
+        return
+    after = facts[AFTER]
     if facts.get("gradients_equal") and not after.get("gradients_equal"):
-        wrong.append("the last timed step left each rank another gradient")
-    for part, nouns in STEP_FACTS.items():
+        yield "the last timed step left each rank another gradient"
+    for part, nouns in WORK_OF_A_STEP.items():
         for name, noun in nouns.items():
             first, again = facts.get(part, {}).get(name), after.get(part, {}).get(name)
             if first != again:
-                wrong.append(f"{again} instead of {first} {noun} after them")
-    if after.get("updates", 0) < after.get("steps", 1):
-        wrong.append(
-            f"{after.get('updates')} of {after.get('steps')} steps after them moved weights"
-        )
-    return "; ".join(wrong[:MOST_NAMED])
+                yield f"{again} instead of {first} {noun} after them"
+    updates, steps = after.get("updates", 0), after.get("steps", 1)
+    if updates < steps:
+        yield f"{updates} of {steps} steps after them moved weights"
+
+
+def _first_of(wrong: Sequence[str]) -> str:
+    """Join the first faults; `…` stands for the others."""
+    others = ["…"] if len(wrong) > MOST_FAULTS else []
+    return "; ".join([*wrong[:MOST_FAULTS], *others])
 
 
 @check("invalid", "gradients travelled before the last micro-step: {}", since=8)
