@@ -138,6 +138,7 @@ def test_a_field_that_is_not_known_is_passed_over(tmp_path):
         ("effective", {"nccl": {"settings": ["NCCL_ALGO"]}}, "$.effective.nccl.settings"),
         ("checks", {"gradient_error": None}, "$.checks.gradient_error"),
         ("checks", {"losses": [10**400]}, "$.checks.losses[0]"),
+        ("checks", {"sent": {"early": "7"}}, "$.checks.sent.early"),
         ("environment", {"gpu": {"gpus": [{"id": [0]}]}}, "$.environment.gpu.gpus[0].id"),
         ("environment", {"hosts": [3]}, "$.environment.hosts[0]"),
         ("predicted", {"step_ms": "fast"}, "$.predicted.step_ms"),

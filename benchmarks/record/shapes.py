@@ -20,7 +20,7 @@ Matrix = list[list[Number | None]]
 
 def optional(**shapes: Any) -> Any:
     """Return the shape of an object of which every field may be absent."""
-    return named(shapes)
+    return TypedDict("Optional", shapes, total=False)  # type: ignore[operator]
 
 
 def required(**shapes: Any) -> Any:
@@ -30,17 +30,12 @@ def required(**shapes: Any) -> Any:
 
 def rows(**shapes: Any) -> Any:
     """Return the shape of a list of objects of which every field may be absent."""
-    return list[named(shapes)]  # type: ignore[misc]
+    return list[optional(**shapes)]  # type: ignore[misc]
 
 
 def whole_rows(**shapes: Any) -> Any:
     """Return the shape of a list of objects whose fields are all there."""
     return list[required(**shapes)]  # type: ignore[misc]
-
-
-def named(shapes: dict[str, Any]) -> Any:
-    """Return the shape of an object with fields of any names, each of which may be absent."""
-    return TypedDict("Optional", shapes, total=False)  # type: ignore[operator]
 
 
 EFFECTIVE = optional(
@@ -97,7 +92,7 @@ STEP_FACTS: dict[str, Any] = dict(  # found before the timed windows, and after 
         passes=Count,
         calls=Count,
     ),
-    sent=optional(collectives=Count, bytes=Count, order=str),
+    sent=optional(collectives=Count, bytes=Count, order=str, early=Count),
 )
 CHECKS = optional(
     **STEP_FACTS,
@@ -111,6 +106,7 @@ CHECKS = optional(
     warmup_flat=bool,
     reference=str,
     replicas_equal=bool,
+    average_worst=optional(array=str, error=Number, tolerance=Number),  # empty: none was equal
     losses=list[Number],
     solution_difference=Number,
     solution_tolerance=Number,
@@ -143,7 +139,7 @@ CHECKS = optional(
     weights_still_first=str,
     own_work_alone=bool,
     replay=required(what=str, exchange=bool, array=str, error=Number, tolerance=Number),
-    replays=list[list[Count]],
+    replays=list[list[Count]],  # of each rank: how many it asked for, how many its GPU counted
     gpu_samples=optional(
         before_memory_bytes=Number | None,
         before_busy_percent=Number | None,
@@ -164,7 +160,7 @@ CHECKS = optional(
     host_baselines=dict[str, list[str]],
     baseline_noise=Number,
     cost_alone=list[str],
-    peers=list[list[Any]],
+    peers=list[list[Any]],  # rank, host, process ID and GPU UUID (None: a CPU) of each that met
 )
 
 # Who measured: facts of a host. A record has those of its first, and of several hosts of all.
@@ -200,11 +196,7 @@ HOST: dict[str, Any] = dict(
 )
 
 ENVIRONMENT = optional(
-    **HOST,
-    planned_uuids=list[str | None],
-    fabric=str | None,
-    hosts=rows(**HOST),
-    servers=list[dict[str, Any]],
+    **HOST, planned_uuids=list[str | None], hosts=rows(**HOST), servers=list[dict[str, Any]]
 )
 
 PREDICTED = optional(
@@ -232,8 +224,8 @@ COLLECTIVE_TIME = optional(
     time_us=Number, algbw=Number, busbw=Number, wrong=Count | None, slowest_us=Number
 )
 
-TABLES = named(
-    {
+TABLES = optional(
+    **{
         "nccl-tests": optional(
             runs=rows(
                 collective=str,
