@@ -33,8 +33,10 @@ from analysis.report.sections import (
     link_map_section,
     losses_section,
     machine_section,
+    noise_section,
     question_section,
     scaling_section,
+    strategies_section,
     studies_section,
 )
 from analysis.report.summary import SENTENCES, sentences
@@ -67,10 +69,10 @@ SECTIONS: tuple[SectionFunction | None, ...] = (
     machine_section.machine,
     BENCHMARKS,
     comparisons_section.settings,
-    comparisons_section.strategies,
+    strategies_section.strategies,
     losses_section.traces,
     comparisons_section.comparisons,
-    comparisons_section.noise,
+    noise_section.noise,
     conditions_section.fast_paths,
     conditions_section.validity,
     conditions_section.environment,
