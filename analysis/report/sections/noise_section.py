@@ -4,7 +4,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 from analysis.findings.communication import COST
@@ -22,7 +21,6 @@ from benchmarks.record.metrics import metric as entry_of
 
 EXCHANGE_MS = "comm/exchange_ms"
 MOST_SOURCES = 4  # cells that show a noise floor; of more the number is given
-WIDTH = itemgetter("width")  # of a noise floor
 
 
 def noise(study: Study, findings: Findings) -> Section | None:
@@ -34,9 +32,10 @@ def noise(study: Study, findings: Findings) -> Section | None:
     if not rows:
         return None
     main_metric = rows[0]["metric"]
+    of_main = [row for row in rows if row["metric"] == main_metric]
+    of_main.sort(key=lambda row: row["width"])
     widths = []
-    by_width = sorted((row for row in rows if row["metric"] == main_metric), key=WIDTH)
-    for row in (by_width[0], by_width[-1]):
+    for row in (of_main[0], of_main[-1]):
         width = number(row["half_share"], "part")
         if row["half_share"] is None:
             width = f"{number(row['half'])} {row['unit']}"

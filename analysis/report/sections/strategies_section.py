@@ -51,7 +51,8 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     is_on_links = unit_of_study(study) == "GPUs"  # their GB/s: section on links
     without_effect: Counter[str] = Counter()
     for record in study.usable:
-        without_effect[record.validity.codes.get(NO_EFFECT, "")] += 1
+        if NO_EFFECT in record.validity.codes:
+            without_effect[record.validity.codes[NO_EFFECT]] += 1
     columns = (
         Column("cell", "configuration", lambda row: names[row["cell"]]),
         metric_column("exchange_ms", EXCHANGE_MS, bounded=True),
@@ -81,8 +82,8 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         marked=lambda row: row["is_suspect"],
     )
     lines = []
-    for text, number_of in without_effect.items():
-        if text and rows:
+    if rows:
+        for text, number_of in without_effect.items():
             lines.append(f"{single_line(text, 300)} ({count(number_of, 'run')}).")
     title = "Gradient exchange and strategy overhead"
     return Section("strategies", title, tuple(first_lines(lines)), tables=(table,))
