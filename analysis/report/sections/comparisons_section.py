@@ -3,23 +3,21 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.findings.comparisons import Comparison, SettingEffect
 from analysis.findings.examine import Findings
-from analysis.report.figure import COLOURS, HIGHLIGHT
 from analysis.report.main_point import DEFAULTS
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table, Value
 from analysis.study.conditions import is_of_training
 from analysis.study.draws import scaled
-from analysis.study.measured_numbers import NO_DIFFERENCE
+from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER
 from analysis.study.names import BETWEEN, UNTOUCHED, gpu_ids, short_names
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 
-VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")}
 VERDICT_WORDS = {NO_DIFFERENCE: "not significant", "": "not tested"}
 MOST_MATRICES = 2
 
@@ -84,37 +82,45 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
     return Section("comparisons", "Which differences are significant", tuple(lines), tables=tables)
 
 
+class ComparisonRow(NamedTuple):
+    """A comparison, and whether people see it in the table; CSV and JSON have every one."""
+
+    pair: Comparison
+    is_listed: bool
+
+
 def _comparison_tables(study: Study, findings: Findings) -> tuple[Table, ...]:
     names = _short_names(findings.comparisons)
     columns = (
-        Column("first", "baseline", lambda pair: names[pair.first]),
-        Column("second", "configuration", lambda pair: names[pair.second]),
-        Column("asked", "differ in", "asked"),
-        Column("rate", "rate", "rate", shown=len(study.rates) > 1),
-        Column("first_runs", "runs of baseline", lambda pair: pair.runs[0], "count", shown=False),
-        Column("second_runs", "runs", lambda pair: pair.runs[1], "count", shown=False),
-        Column("difference", "difference", "difference", "change", True),
-        Column("smallest", "detectable", "smallest", "share"),
-        Column("verdict", "verdict", lambda pair: verdict_word(pair.verdict)),
-        Column("why", "note", "why"),
+        Column("first", "baseline", lambda row: names[row.pair.first]),
+        Column("second", "configuration", lambda row: names[row.pair.second]),
+        Column("asked", "differ in", "pair.asked"),
+        Column("rate", "rate", "pair.rate", shown=len(study.rates) > 1),
+        Column(
+            "first_runs", "runs of baseline", lambda row: row.pair.runs[0], "count", shown=False
+        ),
+        Column("second_runs", "runs", lambda row: row.pair.runs[1], "count", shown=False),
+        Column("difference", "difference", "pair.difference", "change", True),
+        Column("smallest", "detectable", "pair.smallest", "share"),
+        Column("verdict", "verdict", lambda row: verdict_word(row.pair.verdict)),
+        Column("why", "note", "pair.why"),
     )
-    matrices, ordered, listed = list[Table](), list[Comparison](), set[int]()
+    matrices: list[Table] = []
+    rows: list[ComparisonRow] = []
     for group in _groups(findings):
-        ordered += group
-        if not any(pair.verdict for pair in group):
-            continue
-        if len(group) > 2 and len(matrices) < MOST_MATRICES:
+        is_judged = any(pair.verdict for pair in group)
+        has_matrix = is_judged and len(group) > 2 and len(matrices) < MOST_MATRICES
+        if has_matrix:
             matrices.append(_matrix(group, f"matrix-{len(matrices) + 1}"))
-        else:
-            listed |= {id(pair) for pair in group if pair.first_key == group[0].first_key}
+        for pair in group:
+            is_listed = is_judged and not has_matrix and pair.first_key == group[0].first_key
+            rows.append(ComparisonRow(pair, is_listed))
     caption = (
         "Each configuration against its baseline, with the 95 % interval of the difference. "
         "Detectable: the smallest increase that these runs can show (80 % power)."
     )
-    return (
-        *matrices,
-        Table.of("comparisons", caption, columns, ordered, shown=lambda pair: id(pair) in listed),
-    )
+    table = Table.of("comparisons", caption, columns, rows, shown=lambda row: row.is_listed)
+    return (*matrices, table)
 
 
 def verdict_word(verdict: str) -> str:
@@ -189,7 +195,7 @@ def differences(findings: Findings) -> str:
             judged.append(pair)
             if pair.smallest is not None:
                 least.append(pair.smallest)
-        if pair.verdict in VERDICT_LOOKS:
+        if pair.verdict in (FASTER, SLOWER):
             real.append(pair)
     if not findings.comparisons:
         return "No two configurations of this study differ in one option only."

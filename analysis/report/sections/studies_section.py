@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.between_studies import CellDifference, Differences, why_apart
 from analysis.report.charts import HOLLOW, MOST_ROWS, Axis, DotRow, rows_figure, truncation_note
-from analysis.report.figure import GREY, Figure
+from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
 from analysis.report.numbers import ABSENT, estimate, number, of_metric
 from analysis.report.section import Section
-from analysis.report.sections.comparisons_section import VERDICT_LOOKS, verdict_word
+from analysis.report.sections.comparisons_section import verdict_word
 from analysis.report.table import Column, Table
 from analysis.study.draws import scaled
 from analysis.study.intervals import Estimate
@@ -21,6 +21,7 @@ from analysis.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
 
 HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{56}\b")  # eight digits of it are shown
+VERDICT_LOOKS = {FASTER: (COLOURS["blue"][0], ">"), SLOWER: (HIGHLIGHT, "<")}
 NOT_IN_TURN = (
     "They were not measured in turn: a change of the machine between the studies would look the "
     "same."
