@@ -8,9 +8,10 @@ import pytest
 from build import DATA, EVIL, record, study
 
 from analysis.report.build import examine
+from analysis.report.latex import latex
 from analysis.report.report_files import BIBTEX, Report, write
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, latex
+from analysis.report.table import Column, Table
 from analysis.study.intervals import Estimate
 
 STUDIES = ("h200_x2/links", "h200_x4/settings", "h200_x4/waterfall")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from analysis.__main__ import main as analysis
 from analysis.console import SafeConsole
-from analysis.report.table import latex
+from analysis.report.latex import latex
 from analysis.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
 from analysis.topology.readers import read_topology

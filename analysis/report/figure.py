@@ -16,7 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.report.table import Table, latex
+from analysis.report.latex import latex
+from analysis.report.table import Table
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
 HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent

@@ -24,8 +24,9 @@ from typing import Any
 
 from analysis.findings.examine import Findings
 from analysis.report.figure import COLOURS, Figure
+from analysis.report.latex import latex
 from analysis.report.section import RATE, Section, words_of
-from analysis.report.table import TEXT_LENGTH, Table, latex
+from analysis.report.table import LENGTH_ON_PAGE, Table
 from analysis.study.names import format_option, unit_of
 from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import hardware
@@ -251,11 +252,11 @@ def filled(name: str, report: Report, **values: Any) -> str:
     is_html = name.endswith(".html.j2")
 
     def text(value: object) -> str:
-        return markdown(value, TEXT_LENGTH)
+        return markdown(value, LENGTH_ON_PAGE)
 
     def finalize(value: Any) -> Any:
         if is_html and type(value) is str:
-            return single_line(value, TEXT_LENGTH)
+            return single_line(value, LENGTH_ON_PAGE)
         return value
 
     environment = Environment(
@@ -267,7 +268,7 @@ def filled(name: str, report: Report, **values: Any) -> str:
         keep_trailing_newline=True,
         finalize=finalize,
     )
-    finding = [and_command(single_line(line, TEXT_LENGTH)) for line in report.finding]
+    finding = [and_command(single_line(line, LENGTH_ON_PAGE)) for line in report.finding]
     template = environment.get_template(name)
     return template.render(report=report, finding=finding, rows=PAGE_ROWS, text=text, **values)
 

@@ -6,8 +6,6 @@ it.
 
 import csv
 import io
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +13,7 @@ from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from analysis.report.latex import DOUBTFUL, latex, table_float
 from analysis.report.numbers import NumberFormat, of_metric, texts
 from analysis.study.intervals import Estimate
 from analysis.text import markdown, single_line
@@ -27,7 +26,7 @@ PlainValue = str | int | float | None
 Value = PlainValue | Estimate
 Reader = Callable[[Any], Value] | str | None  # of a row: a function, an attribute's path, or .get
 TEXT = "text"
-TEXT_LENGTH = 3000  # characters of a text on the page
+LENGTH_ON_PAGE = 3000  # characters of a text on the page
 
 
 @dataclass(frozen=True)
@@ -249,9 +248,7 @@ class Table:
         return result
 
     def to_latex(self) -> str:
-        r"""Return a float to be \input, with caption and label; one that is wider than the text is
-        made smaller.
-        """
+        r"""Return a float to be \input, with caption and label."""
         headings, formats, body = [], "", []
         for column in self.for_people.columns:
             headings.append(latex(column.heading))
@@ -259,44 +256,12 @@ class Table:
         for index, row in enumerate(self.texts()):
             cells = list(map(latex, row))
             if index in self.for_people.marked:
-                cells[0] += SYMBOLS[DOUBTFUL]
+                cells[0] += DOUBTFUL
             body.append(" & ".join(cells) + r" \\")
         caption = latex(self.caption)
         if self.for_people.marked:
-            caption += f" {SYMBOLS[DOUBTFUL]} a check doubts these numbers."
-        head = [r"\toprule", " & ".join(headings) + r" \\", r"\midrule"]
-        label = rf"\label{{tab:{self.name}}}"
-        if len(body) > ONE_PAGE:
-            lines = [
-                r"% needs \usepackage{booktabs,longtable}",
-                r"{\scriptsize",
-                rf"\begin{{longtable}}{{{formats}}}",
-                rf"\caption{{{caption}}} {label} \\",
-                *head,
-                r"\endfirsthead",
-                *head,
-                r"\endhead",
-                r"\bottomrule",
-                r"\endfoot",
-                *body,
-                r"\end{longtable}",
-                "}",
-            ]
-        else:
-            lines = [
-                r"% needs \usepackage{booktabs,graphicx}",
-                r"\begin{table*}[htbp]",
-                r"\centering\footnotesize",
-                rf"\caption{{{caption}}}{label}",
-                r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-                rf"\begin{{tabular}}{{{formats}}}",
-                *head,
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}}",
-                r"\end{table*}",
-            ]
-        return "\n".join([*lines, ""])
+            caption += f" {DOUBTFUL} a check doubts these numbers."
+        return table_float(self.name, caption, formats, headings, body)
 
 
 def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:
@@ -311,39 +276,8 @@ def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table
 
 def _html(text: str) -> str:
     # A long name may break after its underscores.
-    return escape(single_line(text, TEXT_LENGTH)).replace("_", "_<wbr>")
+    return escape(single_line(text, LENGTH_ON_PAGE)).replace("_", "_<wbr>")
 
 
 def _aligned(is_text: bool) -> str:
     return "" if is_text else ' class="n"'
-
-
-SYMBOLS = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}",
-    "\N{MINUS SIGN}": "$-$", "\N{NO-BREAK SPACE}": "~", "→": r"$\rightarrow$", "×": r"$\times$",
-    "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "≤": r"$\leq$", "≥": r"$\geq$",
-    "≈": r"$\approx$", "²": "$^2$", "°": r"$^\circ$", "†": r"$^\dagger$", "–": "--", "—": "---",
-    "…": r"\ldots{}", "“": "``", "”": "''", "’": "'", "µ": r"$\mu$", "α": r"$\alpha$",
-    "β": r"$\beta$", "γ": r"$\gamma$",
-}  # fmt: skip
-# What is not printed as it is; two hyphens are no dash.
-SPECIAL = re.compile(r"[^ -~]|[\\&%$#_{}~^<>|[\]]|(?<=[-–—])-")
-ONE_PAGE = 45  # rows; what is longer is a longtable
-DOUBTFUL = "†"
-
-
-def latex(text: str) -> str:
-    """Return text for pdflatex, on one line; a letter that it lacks becomes its code, `U+4E2D`."""
-    return SPECIAL.sub(_printed, single_line(text, 1500))
-
-
-def _printed(match: re.Match[str]) -> str:
-    letter = match[0]
-    if letter == "-":
-        return "{}-"
-    base = unicodedata.normalize("NFD", letter)[0]
-    if letter not in SYMBOLS and "A" <= base <= "z":
-        return base
-    return SYMBOLS.get(letter, f"U+{ord(letter):04X}")
