@@ -31,7 +31,7 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Go on in silence, for the exit status counts: rich would end the command with 1."""
+        """Go on in silence, for the exit status counts (rich calls this; its own exits with 1)."""
         close_quietly()
 
 

@@ -1,5 +1,5 @@
 """Text of records on the page and in files: on one line, cut to a length, escaped for Markdown
-(LaTeX: papers).
+(for LaTeX: analysis.report.latex).
 
 Anybody may have edited a record, so no text of one is trusted. launch writes MLflow's notes with
 these functions too.
@@ -15,9 +15,9 @@ _BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
 TEXT_LENGTH = 400  # characters of a text in a table
 
 
-def redact(sentence: str) -> str:
-    """Return a sentence as one line for terminals and logs: without secrets, controls escaped."""
-    return one_line(without_secrets(sentence))
+def redact(text: str) -> str:
+    """Return text as one line for terminals and logs: without secrets, controls escaped."""
+    return one_line(without_secrets(text))
 
 
 def single_line(text: object, length: int = TEXT_LENGTH) -> str:
@@ -35,10 +35,10 @@ def markdown(text: object, length: int = TEXT_LENGTH) -> str:
     return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
 
 
-def and_command(line: str) -> tuple[str, str]:
+def split_command(line: str) -> tuple[str, str]:
     """Return a sentence and the command that it ends in, to be copied as it is; "" without one."""
-    words, mark, rest = line.partition(": python launch.py ")
-    return words + mark[:1], mark[2:] + rest
+    words, found, rest = line.partition(": python launch.py ")
+    return (f"{words}:", f"python launch.py {rest}") if found else (line, "")
 
 
 def sentence(text: str) -> str:

@@ -19,7 +19,7 @@ from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.report.report_files import write
 from analysis.report.sections.conditions_section import costs_table
 from analysis.study.study_inputs import StudyPath, studies_in
-from analysis.text import and_command, join_words, single_line
+from analysis.text import join_words, single_line, split_command
 from benchmarks.record import read_study
 from benchmarks.record.folder import sha256
 from benchmarks.record.safe_text import one_line
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     out = console()
     for sentence in filter(None, (*content.finding, content.limits)):
-        words, command = and_command(sentence)
+        words, command = split_command(sentence)
         print_text(escape(words))
         if command:
             out.print(f"  {command}", soft_wrap=True, markup=False)

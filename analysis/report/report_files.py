@@ -32,7 +32,7 @@ from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import hardware
 from analysis.study.runs import named
 from analysis.study.study import Study
-from analysis.text import and_command, count, join_words, markdown, single_line
+from analysis.text import count, join_words, markdown, single_line, split_command
 from benchmarks.record import Record
 from benchmarks.record.safe_files import make_folder, refuse_other
 
@@ -268,7 +268,7 @@ def filled(name: str, report: Report, **values: Any) -> str:
         keep_trailing_newline=True,
         finalize=finalize,
     )
-    finding = [and_command(single_line(line, LENGTH_ON_PAGE)) for line in report.finding]
+    finding = [split_command(single_line(line, LENGTH_ON_PAGE)) for line in report.finding]
     template = environment.get_template(name)
     return template.render(report=report, finding=finding, rows=PAGE_ROWS, text=text, **values)
 

@@ -24,7 +24,7 @@ from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import short_hardware
 from analysis.study.runs import Runs, grouped
 from analysis.study.study import Study
-from analysis.text import and_command, count, join_words, single_line
+from analysis.text import count, join_words, single_line, split_command
 from analysis.validity.checks import LOADED, serious
 from benchmarks.record import REHEARSAL, Record, read_study
 from conf.cell import counted
@@ -130,7 +130,7 @@ def print_summary(
     if finding and len(shown.records) > len(runs):
         _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
-        sentence, command = and_command(line)
+        sentence, command = split_command(line)
         _, _, reason = line.replace(THIN, " ").removesuffix(".").partition(" is invalid: ")
         repeated = line.startswith(DOUBTFUL) or any(reason in text for text, _ in against if reason)
         if repeated or (command and is_doubtful):
