@@ -164,6 +164,18 @@ def test_each_micro_step_passes_through_the_model():
     assert "passes" not in judge(record, LIMITS).codes.get("steps_changed", "")
 
 
+def test_a_cut_list_of_faults_says_that_it_is_cut():
+    wrong = {f"0->{gpu} enabled, 16 bytes": 1 for gpu in range(1, 5)}
+    found = judge(changed(put("checks", copies_compared=4, copies_wrong=wrong)), LIMITS).codes
+    assert "0->3" in found["copy_wrong"] and "0->4" not in found["copy_wrong"]
+    assert found["copy_wrong"].endswith("; …")
+
+
+def test_where_nobody_looked_after_timed_steps_the_check_says_so():
+    found = judge(changed(drop("checks", "after")), LIMITS).codes
+    assert found["steps_changed"].endswith(": nobody looked after them")
+
+
 def scaled(factor, *names):
     def change(record):
         for name in names:
