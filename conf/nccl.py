@@ -91,7 +91,8 @@ FORBIDDEN: Mapping[re.Pattern[str], str] = {
     ): "makes NCCL load a library; export it before you start launch.py",
     re.compile(r"FILE|DUMP|_DIR(_|$)|_PATH(_|$)"): "makes NCCL read or write files",
     re.compile(r"COMM_ID|HOSTID|UUID|CLIQUE_ID|_ADDR$"): "makes ranks meet elsewhere",
-    re.compile(r"^NCCL_(DEBUG|RAS)(_|$)"): "is set by Ringside itself, which reads NCCL's log",
+    re.compile(r"^NCCL_(DEBUG|RAS)(_|$)"): "is set by Ringside itself, which "
+    "keeps NCCL's log in the folder of each run",
     re.compile(
         r"NVLS|MULTICAST|MULTIMEM"
     ): "may switch NVLink multicast on, whose one switch is nccl.nvls_enable",
@@ -367,9 +368,8 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
             raise Refused(
                 f"{typed}: {name} has an option of its own; write nccl.{_field_of(name)}={value}"
             )
-        effect = forbidden(name)
-        if effect:
-            raise Refused(f"{typed}: {name} cannot be set here: it {effect}")
+        if forbidden(name):
+            raise Refused(f"{typed}: {setting_of_variable(name, str(value))}")
         if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
             raise Refused(
                 f"{typed}: expected names of NCCL's variables; they begin with "
@@ -422,17 +422,21 @@ def setting_of_variable(variable: str, value: str) -> str:
     """Return what to write to set a variable of NCCL's, as the end of a sentence."""
     if in_table(variable):
         return f"write nccl.{_field_of(variable)}={value}"
+    effect = forbidden(variable)
+    if effect:
+        return f"{variable} cannot be set here: it {effect}"
     return f"write nccl.other.{variable}={value} (its effect is not checked)"
 
 
 def unknown_setting(key: str, value: str) -> str:
     """Return the sentence for `nccl.<key>=<value>` where the table has no such setting."""
     typed, name = f"nccl.{key}={value}", _variable_of(key)
+    variable = f"NCCL_{_field_of(name).upper()}"
+    refused = forbidden(variable) and not _near(variable, 0.85)
     if in_table(name) or name in OTHERS:
         return f"{typed}: {setting_of_variable(name, value)}"
-    effect = forbidden(name)
-    if effect and not _near(f"NCCL_{_field_of(name).upper()}", 0.85):
-        return f"{typed}: NCCL_{name.removeprefix('NCCL_')} cannot be set here: it {effect}"
+    if refused:
+        return f"{typed}: {setting_of_variable(variable, value)}"
     sentence = unknown_option("nccl", key, value, [*FIELDS])
     return f"{sentence} (for another variable of NCCL: nccl.other.NCCL_NAME={value})"
 

@@ -117,6 +117,9 @@ def check_names(prefix: str, config: Any) -> None:
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
+            while isinstance(value, dict) and len(value) == 1:
+                [(below, value)] = value.items()
+                name += f".{below}"
             raise Refused(unknown_option(prefix[:-1], name, value, names))
         if dataclasses.is_dataclass(value):
             check_names(f"{prefix}{name}.", value)

@@ -143,10 +143,10 @@ def _wrong_file(name: str, problem: str, key: str) -> str:
 
 def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
     argument = key
-    for text in reversed(arguments):  # the first that has the key
-        if text.lstrip("+~").partition("=")[0] == key:
+    for text in reversed(arguments):  # the first that has the key, or one below it
+        if f"{text.lstrip('+~').partition('=')[0]}.".startswith(f"{key}."):
             argument = text
-    value = argument.partition("=")[2]
+    typed, _, value = argument.lstrip("+~").partition("=")
     if key in GROUPS:  # one that has no default is appended
         known = ", ".join(choices(key))
         name = value if value in choices(key) else f"NAME, one of: {known}"
@@ -169,13 +169,16 @@ def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]
         return (
             f"{argument}: {parent} has no option {name}; a new one is added with +{full_key}=value"
         )
-    meant = others_word(name, value)
+    meant = others_word(typed.rpartition(".")[2], value)
     if not parent:
         group = _group_with(name)
         if group and not meant:
             meant = f"write {group}.{argument}"
-        if meant:
-            return f"{argument}: unknown option; {meant}"
+        name = typed
+    elif name in _names_at(""):
+        meant = f"write {name}={value}"
+    if meant:
+        return f"{argument}: unknown option; {meant}"
     return unknown_option(parent, name, value, names)
 
 
