@@ -18,6 +18,7 @@ from benchmarks.record.safe_text import close_quietly as close_quietly
 from benchmarks.record.safe_text import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
+from conf.nccl import in_table
 from conf.options import Refused, accepted, metadata_of
 from conf.schema import Config
 from launch.hydra_errors import KINDS
@@ -43,8 +44,10 @@ def answer(line: CommandLine) -> None:
         if topic in SECTIONS:
             print(*_sections(topic), sep="\n\n")
             continue
-        # A group (nccl), a choice (strategy=none) or an option (nccl.algo).
+        # A group (nccl), a choice (strategy=none) or an option (nccl.algo, or NCCL_ALGO).
         key, _, value = topic.lstrip("+~").partition("=")
+        if in_table(key.upper()):
+            key = f"nccl.{key.lower().removeprefix('nccl_')}"
         group = key.partition(".")[0]
         if key in GROUPS and value in groups.choices(key):
             file = groups.files(key)[value]

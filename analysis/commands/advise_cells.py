@@ -232,6 +232,8 @@ def run(arguments: argparse.Namespace) -> int:
     scores = {way: scores_of(results) for way, results in held.items()}
     standings: dict[str, RankedConfiguration] = {}
     for ranking in rank_configurations(study, comparisons(study)):
+        if ranking.suspect_leader:
+            continue
         for configuration in ranking.configurations:
             for record in configuration.runs.records:
                 standings[record.record_id] = configuration

@@ -31,7 +31,6 @@ from analysis.study.measured_numbers import (
     significant,
 )
 from analysis.study.names import BETWEEN, format_option, gpu_list
-from analysis.study.noise_floor import is_suspect
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
 from analysis.study.study_inputs import StudyInput, records_facts, same_machine
@@ -289,7 +288,7 @@ def _difference(
         numbers.append(_numbers(runs, baselines[id(each.study)]))
         if runs.suspect:
             against[study] = runs.doubts
-        if all(map(is_suspect, runs.records)):
+        if runs.all_suspect:
             all_suspect.append(study)
         if len(inputs) > 1:
             repeated.append(study)

@@ -31,7 +31,6 @@ from analysis.study.measured_numbers import (
     measured,
     significant,
 )
-from analysis.study.noise_floor import is_suspect
 from analysis.study.provenance import CONNECTIONS
 from analysis.study.runs import Key, Runs, grouped
 from analysis.study.study import Study
@@ -401,9 +400,11 @@ class Ranking:
         return self.fastest is self.configurations[0]
 
     @property
-    def all_suspect(self) -> bool:
-        """Whether a check doubts every run: then nobody knows which is fastest."""
-        return all(all(map(is_suspect, each.runs.records)) for each in self.configurations)
+    def suspect_leader(self) -> RankedConfiguration | None:
+        """The fastest, or the highest rate without one, where a check doubts each of its runs: then
+        nobody knows which is fastest."""
+        leader = self.fastest or self.configurations[0]
+        return leader if leader.runs.all_suspect else None
 
 
 def rank_configurations(study: Study, compared: Sequence[Comparison]) -> tuple[Ranking, ...]:

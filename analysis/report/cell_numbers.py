@@ -95,7 +95,7 @@ def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs
         return f"predicted {text}"
     if column == MARGIN and text != ONE_RUN:
         sign = "" if text.startswith("−") else "±"
-        return f"{sign}{text} {WORDS}"
+        return f"{sign}{text} around this run"  # a configuration's is around its median
     for entry in metrics.COLUMNS:
         if entry.column == column:
             unit = "" if entry.unit == "%" else entry.of(things).unit

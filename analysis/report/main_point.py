@@ -218,7 +218,7 @@ def ranking_figure(study: Study, findings: Findings, main: CurvePoint | None) ->
     rights: dict[Runs, str] = {}
     if ranking is not None:
         for each in ranking.configurations:
-            rights[each.runs] = UNKNOWN if ranking.all_suspect else each.standing
+            rights[each.runs] = UNKNOWN if ranking.suspect_leader else each.standing
             if rights[each.runs] == SLOWER:
                 rights[each.runs] = number(each.behind.value, "change")
         gpus = {runs.gpus for runs in rights}

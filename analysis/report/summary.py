@@ -97,12 +97,13 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
         network = lost = ""
     own = [answer(study, main), definition(main.point)]
     answers = [*settings, *order, *own]
-    if ranking is not None and ranking.fastest:
+    is_doubtful = ranking is not None and ranking.suspect_leader is not None
+    if is_doubtful and main.point.suspect and main.point.efficiency is None:
+        answers = [*settings, *order]
+    elif ranking is not None and ranking.fastest and not is_doubtful:
         answers = [own[0], *settings, *order, own[1]]
         if main.point.efficiency is None:
             answers = [*settings, *order]
-    elif ranking is not None and ranking.all_suspect and main.point.efficiency is None:
-        answers = [*settings, *order]
     elif main.point.efficiency is not None or not answers[:-2]:
         answers = [*own, *settings, *order]
     beside = own[0] if own[0] in answers else answers[0]
@@ -307,9 +308,14 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         shared = dict.fromkeys(word for word in parts(study, each.runs) if word in shared)
     if shared:
         devices += f" ({single_line(', '.join(shared), 120)})"
-    if ranking.all_suspect:
-        doubted = "suspect or invalid" if invalid_records(study) else "suspect"
-        return [f"The fastest on {devices} is not known: every run is {doubted}."]
+    leader = ranking.suspect_leader
+    if leader is not None:
+        which = f"every run of {words[leader.runs]}, the highest rate,"
+        doubted = "suspect"
+        if all(each.runs.all_suspect for each in ranking.configurations):
+            which = "every run"
+            doubted += " or invalid" * bool(invalid_records(study))
+        return [f"The fastest on {devices} is not known: {which} is {doubted}."]
     first = ranking.fastest
     if first is None:
         highest, second, *_ = ranking.configurations

@@ -70,6 +70,11 @@ class Runs:
         return any(map(is_suspect, self.records))
 
     @property
+    def all_suspect(self) -> bool:
+        """Whether a check cast doubt on every run."""
+        return all(map(is_suspect, self.records))
+
+    @property
     def doubts(self) -> tuple[str, ...]:
         """The codes of checks that make one of the runs suspect."""
         codes: dict[str, None] = {}

@@ -49,9 +49,11 @@ MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has 
 LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
 MOST_REASONS = 5  # of doubt
-DOUBTFUL = ("Not reliable", "Checks cast doubt")  # how the report begins to say the same
+NOT_RELIABLE = "Not reliable"
+DOUBTFUL = (NOT_RELIABLE, "Checks cast doubt")  # how the report begins to say the same
 BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
+HIGHEST_RATE = "highest rate"  # its runs are all suspect
 FASTEST_REPEATED = "fastest repeated"  # one with too few runs to be compared has a higher rate
 # How a configuration stands and its difference to the fastest, a share; by its records' ids.
 Standings: TypeAlias = dict[tuple[str, ...], tuple[str, float]]
@@ -127,6 +129,8 @@ def print_summary(
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
     console.print()
     is_doubtful = all_doubtful(runs)
+    if finding and finding[0].startswith(NOT_RELIABLE):
+        is_doubtful = any(record.validity.against for record in runs)
     if finding and len(shown.records) > len(runs):
         _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
     for line in finding:
@@ -224,6 +228,8 @@ def _standings(study: Study) -> Standings:
     standings = {}
     for ranking in rank_configurations(study, comparisons(study)):
         first_word = FASTEST if ranking.fastest_leads else FASTEST_REPEATED
+        if ranking.suspect_leader:
+            first_word = HIGHEST_RATE
         for ranked in ranking.configurations:
             word = first_word if ranked.standing == FASTEST else ranked.standing
             standings[ranked.runs.record_ids] = (word, ranked.behind.value)
@@ -350,7 +356,8 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
         elif len(words) == 1:
             every = "both" if len(finished) == 2 else f"all {len(finished):,}"
             text = f"{every} runs {next(iter(verdicts))}"
-        reliable = "" if verdicts["valid"] else "NOT RELIABLE: "
+        is_reliable = verdicts["valid"] and not finding.startswith(NOT_RELIABLE)
+        reliable = "" if is_reliable else "NOT RELIABLE: "
         mark = "✓" if verdicts["valid"] == len(finished) else "✗"
         style = next(style for verdict, style in STYLES.items() if verdicts[verdict])
         lines.append((f"{mark} {reliable}{text}", style))
