@@ -53,7 +53,6 @@ NOT_RELIABLE = "Not reliable"
 DOUBTFUL = (NOT_RELIABLE, "Checks cast doubt")  # how the report begins to say the same
 BAR_LENGTH = 10  # characters, of the highest rate
 AGAINST = "against fastest"
-HIGHEST_RATE = "highest rate"  # its runs are all suspect
 FASTEST_REPEATED = "fastest repeated"  # one with too few runs to be compared has a higher rate
 # How a configuration stands and its difference to the fastest, a share; by its records' ids.
 Standings: TypeAlias = dict[tuple[str, ...], tuple[str, float]]
@@ -227,9 +226,9 @@ def _standings(study: Study) -> Standings:
 
     standings = {}
     for ranking in rank_configurations(study, comparisons(study)):
-        first_word = FASTEST if ranking.fastest_leads else FASTEST_REPEATED
         if ranking.suspect_leader:
-            first_word = HIGHEST_RATE
+            continue
+        first_word = FASTEST if ranking.fastest_leads else FASTEST_REPEATED
         for ranked in ranking.configurations:
             word = first_word if ranked.standing == FASTEST else ranked.standing
             standings[ranked.runs.record_ids] = (word, ranked.behind.value)
@@ -261,7 +260,7 @@ def _rows(study: Study, members: Sequence[Runs], standings: Standings) -> list[d
         if rate:
             texts[BAR] = "━" * max(1, round(BAR_LENGTH * rate / highest))
         style = ""
-        if all(map(is_suspect, runs.records)):
+        if runs.all_suspect:
             style = "dim"
             if rate:
                 texts[COLUMNS[0]] = f"~{two_digits(rate)}"  # no digits that nobody knows
