@@ -182,8 +182,8 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
         if any(part.startswith(f"{name}:") for part in parts):
             hint = f"give {name} another one"
         raise Refused(
-            f"nccl.algo={algo}: has no algorithm for {name}; DDP needs all-gather and broadcast to "
-            f"start; {hint}, or name Ring too"
+            f"nccl.algo={algo}: leaves {name} without an algorithm (DDP needs all-gather and "
+            f"broadcast to start); {hint}, or name Ring too"
         )
 
 

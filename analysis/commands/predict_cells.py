@@ -135,7 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.per_node is not None and arguments.gpus is None:
         raise ValueError(f"--per-node {arguments.per_node}: needs --gpus, {example}")
     if arguments.net is not None and arguments.per_node is None:
-        raise ValueError(f"--net {arguments.net}: needs --gpus and --per-node, {example}")
+        missing = "--per-node" if arguments.gpus else "--gpus and --per-node"
+        raise ValueError(f"--net {arguments.net}: needs {missing}, {example}")
     folders = [open_study(Path(folder)) for folder in arguments.study]
     study = folders[0]
     if len(folders) > 1:

@@ -261,8 +261,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     blocks = list(_blocks(model))
     if len(blocks) < 2:
         raise ValueError(
-            f"strategy=fsdp: {type(model).__name__} has no blocks to shard by; expected a model of "
-            "repeated modules that have modules, such as resnet50"
+            "strategy=fsdp: the model has no blocks to shard by; expected one of repeated modules "
+            "that have modules, such as resnet50"
         )
     return blocks
 
