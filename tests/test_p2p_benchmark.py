@@ -75,7 +75,7 @@ def measured(ids, links, tmp_path, **options):
     folder.rank_lines(0).parent.mkdir(exist_ok=True)
     folder.rank_lines(0).unlink(missing_ok=True)
     result, reporter = Result(), Reporter(folder, 0)
-    measure.PairBenchmark(ids, links, cell.benchmark, reporter).measure(result)
+    result.checks |= measure.PairBenchmark(ids, links, cell.benchmark, reporter).measure()
     facts = dataclasses.asdict(result)
     reporter.line("result", **facts)
     lines = list(read_lines(folder.rank_lines(0)))

@@ -29,9 +29,10 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     members = of_kind(lines[0], Kind.MEMBERS)[0]
     samples: dict[str, list[Matrix]] = {}  # of every repeat
     for line in of_kind(lines[0], Kind.P2P, has="matrix"):
-        matrix: Matrix = line["values"]  # of latencies, in µs
         if "ms" in line:
-            matrix = rates(line["counted_bytes"], line["ms"])
+            matrix = _rates(line["counted_bytes"], line["ms"])
+        else:  # of latencies, in µs
+            matrix = line["values"]
         samples.setdefault(line["matrix"], []).append(matrix)
     medians: dict[str, Matrix] = {}
     spreads: dict[str, float] = {}
@@ -70,15 +71,15 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     return Derived(metrics, tables=tables, output="\n".join(output))
 
 
-def rates(counted_bytes: Sequence[Sequence[float]], ms: Sequence[Sequence[float]]) -> Matrix:
+def _rates(counted_bytes: Sequence[Sequence[float]], ms: Sequence[Sequence[float]]) -> Matrix:
     """Return the GB/s of every entry."""
     matrix = []
     for counted_row, ms_row in zip(counted_bytes, ms, strict=True):
-        matrix.append([gb_per_s(*entry) for entry in zip(counted_row, ms_row, strict=True)])
+        matrix.append([_gb_per_s(*entry) for entry in zip(counted_row, ms_row, strict=True)])
     return matrix
 
 
-def gb_per_s(counted_bytes: float, ms: float) -> float:
+def _gb_per_s(counted_bytes: float, ms: float) -> float:
     """Return a rate; a time of 0 gives NaN, which validity reports."""
     if ms <= 0:
         return math.nan
@@ -130,11 +131,11 @@ def _concurrent_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
         for index, (source, target) in enumerate(pairs):
             together_rates, alone_rates = [], []
             for line in repeats:
-                together_rates.append(gb_per_s(counted, line["together_ms"][index]))
-                alone_rates.append(gb_per_s(counted, line["alone_ms"][index]))
+                together_rates.append(_gb_per_s(counted, line["together_ms"][index]))
+                alone_rates.append(_gb_per_s(counted, line["alone_ms"][index]))
             copy = {"from": source, "to": target, "gb_per_s": statistics.median(together_rates)}
             copies.append(copy | {"alone_gb_per_s": statistics.median(alone_rates)})
-        totals = [gb_per_s(counted * len(pairs), line["total_ms"]) for line in repeats]
+        totals = [_gb_per_s(counted * len(pairs), line["total_ms"]) for line in repeats]
         row = {"pattern": first["pattern"], "number": first["of"], "bytes": first["bytes"]}
         rows.append(row | {"total_gb_per_s": statistics.median(totals), "copies": copies})
     return rows

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.p2p.copies import Copy, CopyMethod, patterns
-from benchmarks.p2p.derive import Matrix, gb_per_s, rates
+from benchmarks.p2p.derive import Matrix
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from conf.cell import Cell
@@ -32,14 +32,14 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
         def work() -> None:
             gpus = Gpus(cell.gpus, size_bytes, options["copy"])
-            PairBenchmark(cell.gpus, gpus, options, reporter).measure(result)
+            result.checks |= PairBenchmark(cell.gpus, gpus, options, reporter).measure()
 
         ranks.on_rank_zero(work, reporter.beat)
     else:
         from benchmarks.p2p.cpu_workers import Workers
 
         workers = Workers(ranks, size_bytes)
-        PairBenchmark(cell.gpus, workers, options, reporter).measure(result)
+        result.checks |= PairBenchmark(cell.gpus, workers, options, reporter).measure()
     return result
 
 
@@ -51,8 +51,8 @@ class PairBenchmark:
     ) -> None:
         self._ids, self._links, self._options, self._reporter = ids, links, options, reporter
 
-    def measure(self, result: Result) -> None:
-        """Measure every matrix: samples become lines, what is known of the copies becomes checks.
+    def measure(self) -> dict[str, Any]:
+        """Measure every matrix and write the samples; return checks: what is known of the copies.
 
         Raises ValueError: a pair has no peer access and `p2p=required`; names the pairs.
         """
@@ -75,32 +75,37 @@ class PairBenchmark:
         sizes = {"bytes": int(options["bytes"]), "latency_bytes": options["latency_bytes"]}
         reporter.line(Kind.MEMBERS, devices=devices, access=access, words=links.words, **sizes)
         reporter.phase("verify")
-        result.checks |= self.verified()
+        checks = self._verified()
         reporter.phase("timed")
         for repeat in range(int(options["repeats"])):
-            for kind, how in self.passes():
+            for kind, how in self._passes():
                 opened = time.perf_counter()
-                matrices = self.matrices(kind, how)
+                matrices = self._matrices(kind, how)
                 # Of the matrices together: latencies are two.
                 window_ms = (time.perf_counter() - opened) * 1e3
                 facts = {"repeat": repeat, "window_ms": window_ms}
                 for name, fields in matrices.items():
                     reporter.line(Kind.P2P, matrix=name, **facts, **fields)
-        result.checks["measured_late"] = links.late
+        checks["measured_late"] = links.late
         if links.enqueued_by:
-            result.checks["enqueued_by"] = links.enqueued_by
+            checks["enqueued_by"] = links.enqueued_by
         if options["concurrent"] and len(ids) > 1:
             reporter.phase("concurrent")
-            self.measure_concurrent()
+            self._measure_concurrent()
         links.close()
+        return checks
 
-    def passes(self) -> list[tuple[str, CopyMethod]]:
+    def _passes(self) -> list[tuple[str, CopyMethod]]:
         """Return (kind, how) of each pass over all ordered pairs, in the tool's order.
 
         Reads (`--p2p_read`) follow the writes with peer access, one way only.
         """
         options = self._options
-        states = {"enabled": (True,), "disabled": (False,)}.get(options["p2p"], (False, True))
+        states = []  # whether peer access is enabled; `both` and `required` have both
+        if options["p2p"] != "enabled":
+            states.append(False)
+        if options["p2p"] != "disabled":
+            states.append(True)
         passes = []
         for kind in (*BANDWIDTHS, "latency"):
             size, iterations = int(options["bytes"]), int(options["iterations"])
@@ -112,14 +117,14 @@ class PairBenchmark:
                     passes.append((kind, CopyMethod(enabled, size, iterations, read=True)))
         return passes
 
-    def verified(self) -> dict[str, Any]:
+    def _verified(self) -> dict[str, Any]:
         """Compare what arrives, once for every ordered pair and kind of copy, which warms up too.
 
         Returns how many copies were compared, and which had wrong elements.
         """
         ids = self._ids
         wrong, compared = {}, 0
-        for kind, how in self.passes():
+        for kind, how in self._passes():
             if kind == "bidirectional":
                 continue  # the same copies
             for a, b in itertools.product(range(len(ids)), repeat=2):
@@ -131,11 +136,11 @@ class PairBenchmark:
                 self._reporter.beat()
         return {"copies_compared": compared, "copies_wrong": wrong}
 
-    def matrices(self, kind: str, how: CopyMethod) -> dict[str, dict[str, Any]]:
+    def _matrices(self, kind: str, how: CopyMethod) -> dict[str, dict[str, Any]]:
         """Measure every entry of one pass once. The row makes the copy.
 
-        Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs of latencies; of a
-        bandwidth also the `ms` of all iterations and the `counted_bytes`.
+        Returns {name of a matrix: fields of its line}: of latencies `values` in µs; of a bandwidth
+        the `ms` of all iterations and the `counted_bytes`.
         """
         count = len(self._ids)
         matrices: dict[str, Matrix] = {}
@@ -160,13 +165,9 @@ class PairBenchmark:
             self._reporter.beat()
         if kind == "latency":
             return {name: {"values": us} for name, us in matrices.items()}
-        fields = {}
-        for name, ms in matrices.items():
-            values = rates(counted_bytes, ms)
-            fields[name] = {"values": values, "ms": ms, "counted_bytes": counted_bytes}
-        return fields
+        return {name: {"ms": ms, "counted_bytes": counted_bytes} for name, ms in matrices.items()}
 
-    def measure_concurrent(self) -> None:
+    def _measure_concurrent(self) -> None:
         """Alternate all copies of a pattern at once with each copy alone, and write every time.
 
         In a matching each pair, both ways, is alone.
@@ -176,7 +177,6 @@ class PairBenchmark:
         enabled, read = options["p2p"] != "disabled", options["direction"] == "read"
         for pattern, position, copies, copy_bytes in patterns(len(ids), size_bytes):
             how = CopyMethod(enabled, copy_bytes, iterations, read)
-            counted_bytes = copy_bytes * iterations  # of one copy
             width, member = 1, ids[position]
             if pattern == "matching":
                 width, member = 2, position
@@ -185,7 +185,7 @@ class PairBenchmark:
                 "number": position,
                 "of": member,
                 "bytes": copy_bytes,
-                "counted_bytes": counted_bytes,
+                "counted_bytes": copy_bytes * iterations,  # of one copy
                 "copies": [[ids[copy.source], ids[copy.target]] for copy in copies],
             }
             for repeat in range(int(options["repeats"])):
@@ -204,9 +204,6 @@ class PairBenchmark:
                     total_ms=total_ms,
                     together_ms=together_ms,
                     alone_ms=alone_ms,
-                    total=gb_per_s(counted_bytes * len(together_ms), total_ms),
-                    together=[gb_per_s(counted_bytes, ms) for ms in together_ms],
-                    alone=[gb_per_s(counted_bytes, ms) for ms in alone_ms],
                 )
 
 
