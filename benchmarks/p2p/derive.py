@@ -107,9 +107,8 @@ def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dic
             metrics[f"p2p/{name}_least_{unit}"] = float(between.min())
     for name, share in spreads.items():
         kind = "bandwidth"
-        for latency in ("latency_gpu", "latency_cpu"):
-            if name.startswith(latency):
-                kind = latency
+        if name.startswith("latency"):
+            kind = "_".join(name.split("_")[:2])  # latency_gpu, latency_cpu
         metric = f"p2p/{kind}_spread_share"
         metrics[metric] = max(metrics.get(metric, share), share)
     return metrics
@@ -184,14 +183,11 @@ def _concurrent_lines(rows: Sequence[Mapping[str, Any]], access: str) -> list[st
     """Return a line for each pattern: the total, and each copy's rate at once and alone."""
     lines = []
     for pattern, (beginning, title) in PATTERNS.items():
-        is_first = True
-        for row in rows:
-            if row["pattern"] != pattern:
-                continue
-            if is_first:
-                heading = f"{title}, {row['bytes']} bytes, P2P {access}: GB/s at once (alone)"
-                lines += ["", heading]
-                is_first = False
+        of_pattern = [row for row in rows if row["pattern"] == pattern]
+        if of_pattern:
+            size = f"{of_pattern[0]['bytes']} bytes"
+            lines += ["", f"{title}, {size}, P2P {access}: GB/s at once (alone)"]
+        for row in of_pattern:
             text = f"  {beginning} {row['number']}: total {row['total_gb_per_s']:.1f}"
             for copy in row["copies"]:
                 rate = f"{copy['gb_per_s']:.1f} ({copy['alone_gb_per_s']:.1f})"
