@@ -276,7 +276,7 @@ def wide_slab(nx, count):
 
 def kernel(nx, count):
     """What the kernel makes of a slab, in a process where Triton interprets."""
-    from benchmarks.jacobi.kernel import sweep
+    from benchmarks.jacobi.kernel import iterate
 
     slab = wide_slab(nx, count)
     plain = TorchStencil(slab)
@@ -284,7 +284,7 @@ def kernel(nx, count):
     expected, change = slab.inner(1)[:, 1:-1].clone(), plain.change()()
     slab.buffers[1].fill_(-1)
     stencil = object.__new__(TritonStencil)
-    stencil._slab, stencil._sweep, stencil.tile = slab, sweep, Tile(8, 256, 2)
+    stencil._slab, stencil._iterate, stencil.tile = slab, iterate, Tile(8, 256, 2)
     stencil._edge_sums, stencil._rest_sums = torch.zeros(8), torch.zeros(4)
     stencil.edges(1, norm=True)
     edges = slab.inner(1)[:, 1:-1].clone()

@@ -124,9 +124,9 @@ class TritonStencil:
 
     def __init__(self, slab: Slab) -> None:
         """Compile, and choose the fastest tile; the slab is reset."""
-        from benchmarks.jacobi.kernel import sweep
+        from benchmarks.jacobi.kernel import iterate
 
-        self._slab, self._sweep = slab, sweep
+        self._slab, self._iterate = slab, iterate
         rows = len(slab.rows)
         programs = []
         for tile in tiles(rows):
@@ -182,7 +182,7 @@ class TritonStencil:
         slab = self._slab
         new, old = slab.buffers[iteration % 2], slab.buffers[(iteration + 1) % 2]
         sizes = {"ROWS": tile.rows, "COLUMNS": tile.columns, "NORM": norm, "num_warps": tile.warps}
-        launch: Any = self._sweep[(slab.pitch // tile.columns, down)]
+        launch: Any = self._iterate[(slab.pitch // tile.columns, down)]
         launch(new, old, sums, slab.pitch, slab.nx, *rows, **sizes)
 
     def change(self) -> Callable[[], float]:

@@ -31,7 +31,7 @@ def mean(one, two, three, four):
 
 
 @triton.jit
-def sweep(
+def iterate(
     new,
     old,
     sums,
@@ -46,15 +46,19 @@ def sweep(
 ):
     """One iteration of rows `first` to `last` (exclusive); the next tile is `stride` rows down.
 
-    `sums` gets the squared change of each program's tile, where NORM.
+    `new` and `old` are the buffers of a slab, with `pitch` elements from one row to the next, of
+    which the first `nx` are the grid's. `sums` gets the squared change of each program's tile,
+    where NORM.
     """
     THREADS: tl.constexpr = COLUMNS // 4
     columns = tl.program_id(0) * COLUMNS + 4 * tl.arange(0, THREADS)
     top = first + tl.program_id(1) * stride
     corner = top.to(tl.int64) * pitch  # a grid may have more than 2^31 elements
     source, target = old + corner + columns, new + corner + columns
-    # Row r of the tile is element r + 1 of these; around it are the rows above and below.
+    # Masks are vectors, one element a thread, though a row is inside for all threads or for none:
+    # `fours` and the store give each element a second dimension.
     inside = columns >= 0  # always: a tile has at least one row
+    # Row r of the tile is element r + 1 of these; around it are the rows above and below.
     above, here = fours(source - pitch, inside, THREADS), fours(source, inside, THREADS)
     a, b, c, d = (above[0], here[0]), (above[1], here[1]), (above[2], here[2]), (above[3], here[3])
     left, right = (), ()
