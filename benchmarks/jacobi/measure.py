@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from benchmarks.timing.c_calls import made_by
 from conf.cell import Cell
 
 WARM_UP = 4  # iterations: they connect, and pay for the first launches
-COPIES = 20  # of the grid: what memory allows
+COPIES = 20  # of the grid, timed together
 # That of jacobi_memcpy: the largest difference of two solutions in any point.
 TOLERANCE = 1e-8
 
@@ -29,31 +29,12 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     if device.type == "cuda":
         stream = torch.cuda.stream(torch.cuda.Stream(device))  # flags are awaited there
     solutions: list[torch.Tensor] = []  # of rank 0 alone
+
+    def alone() -> None:
+        solutions.append(_solve_alone(cell, device, reporter))
+
     with stream:
         reporter.phase("one rank")
-
-        def alone() -> None:
-            """Solve the whole grid on this rank, and time copies of it."""
-            nx, ny = cell.benchmark["nx"], cell.benchmark["ny"]
-            slab = Slab(nx, ny, split(ny, 1)[0], device)
-
-            def idle() -> None:
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-
-            solver = Solver(cell, slab, OwnNeighbour(slab), reporter, idle, lambda change: change)
-            solutions.append(solver.measure("one rank").clone())
-            # Copies of one buffer to the other: what memory allows a stencil.
-            into, source = slab.buffers
-            into.copy_(source)
-            idle()
-            opened = time.perf_counter()
-            for _ in range(COPIES):
-                into.copy_(source)
-            idle()
-            seconds = time.perf_counter() - opened
-            reporter.line(Kind.GRID_COPIES, seconds=seconds, bytes=2 * source.nbytes * COPIES)
-
         ranks.on_rank_zero(alone, reporter.beat)
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -68,6 +49,18 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     if exchange == "nccl" and ranks.world_size > 1:  # one rank sends nothing
         result.checks["enqueued_by"] = made_by()
     return result
+
+
+class Solve(NamedTuple):
+    """What one solve took, and what it came to.
+
+    The two clocks agree unless something else held the host.
+    """
+
+    seconds: float
+    device_seconds: float | None  # None: the device has no clock of its own
+    iterations_done: int
+    norm: float  # L2, of the last change
 
 
 class Solver:
@@ -93,20 +86,22 @@ class Solver:
     def measure(self, purpose: str) -> torch.Tensor:
         """Solve, write the samples, and return this rank's rows after the last solve."""
         self._solve(WARM_UP)
-        columns: dict[str, list[Any]]
-        columns = {"seconds": [], "device_seconds": [], "iterations_done": [], "norms": []}
-        for _ in range(int(self._options["solves"])):
-            for name, value in self._solve(int(self._options["niter"])).items():
-                columns[name].append(value)
-        grid = {"nx": self._slab.nx, "ny": self._slab.ny}
-        self._reporter.line(Kind.SOLVES, purpose=purpose, **grid, **columns)
+        niter = int(self._options["niter"])
+        solves = [self._solve(niter) for _ in range(int(self._options["solves"]))]
+        self._reporter.line(
+            Kind.SOLVES,
+            purpose=purpose,
+            nx=self._slab.nx,
+            ny=self._slab.ny,
+            seconds=[solve.seconds for solve in solves],
+            device_seconds=[solve.device_seconds for solve in solves],
+            iterations_done=[solve.iterations_done for solve in solves],
+            norms=[solve.norm for solve in solves],
+        )
         return self._slab.inner(self._iteration)
 
-    def _solve(self, most: int) -> dict[str, Any]:
+    def _solve(self, most: int) -> Solve:
         """Solve from the start to the tolerance, or for `most` iterations.
-
-        Return the seconds by both clocks (None: there is no other), which agree unless something
-        else held the host; the iterations, and the L2 norm of the last change.
 
         The norm of a batch of iterations is read while the next batch runs, so that the device
         never waits for the host: a solve that reaches the tolerance does one more.
@@ -124,11 +119,12 @@ class Solver:
             events[0].record()
         while done < most and norm > tolerance:
             batch = min(norm_every, most - done)
-            for last in range(batch - 1, -1, -1):
+            for step in range(batch):
+                with_norm = step == batch - 1
                 self._iteration += 1
-                self.stencil.edges(self._iteration, norm=last == 0)
+                self.stencil.edges(self._iteration, with_norm)
                 self._halo.send(self._iteration)
-                self.stencil.rest(self._iteration, norm=last == 0)
+                self.stencil.rest(self._iteration, with_norm)
                 self._halo.receive(self._iteration)
             done += batch
             self._reporter.beat(batch)
@@ -145,12 +141,31 @@ class Solver:
         device_seconds = None
         if events:
             device_seconds = events[0].elapsed_time(events[1]) / 1e3
-        return {
-            "seconds": seconds,
-            "device_seconds": device_seconds,
-            "iterations_done": done,
-            "norms": norm,
-        }
+        return Solve(seconds, device_seconds, done, norm)
+
+
+def _solve_alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor:
+    """Solve the whole grid on this rank, and time copies of it. Return the solution."""
+    nx, ny = cell.benchmark["nx"], cell.benchmark["ny"]
+    slab = Slab(nx, ny, split(ny, 1)[0], device)
+
+    def idle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    solver = Solver(cell, slab, OwnNeighbour(slab), reporter, idle, lambda change: change)
+    solution = solver.measure("one rank").clone()
+    # Copies of one buffer to the other: what memory allows a stencil.
+    into, source = slab.buffers
+    into.copy_(source)
+    idle()
+    opened = time.perf_counter()
+    for _ in range(COPIES):
+        into.copy_(source)
+    idle()
+    seconds = time.perf_counter() - opened
+    reporter.line(Kind.GRID_COPIES, seconds=seconds, bytes=2 * source.nbytes * COPIES)
+    return solution
 
 
 def _solve_together(
