@@ -41,7 +41,10 @@ WORD_BYTES = 64
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up, with its addresses as `10.0.0.7/24` but link-local ones."""
+    """A network interface that is up, with its addresses as `10.0.0.7/24`, but no link-local ones.
+
+    Raises ValueError: one is no address with a prefix.
+    """
 
     name: str
     addresses: tuple[str, ...]
@@ -49,8 +52,7 @@ class Interface:
     loopback: bool
     inner: bool  # leads to containers or virtual machines, as far as name and kernel tell
 
-    def refuse_wrong_addresses(self) -> None:
-        """Refuse what is no address with a prefix. Raises ValueError."""
+    def __post_init__(self) -> None:
         for address in self.addresses:
             ipaddress.ip_interface(address)
 
@@ -101,9 +103,11 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET
 
 
-# Before a sweep: one host listens, the others connect, and it answers with a word.
 class ProbeListeners:
-    """Listeners of this host, one an address, that answer every connection with a word."""
+    """Listeners of this host, one an address, that answer every connection with a word.
+
+    Before a sweep one host listens and the others connect (`try_connect`).
+    """
 
     def __init__(self, addresses: Iterable[str], word: str) -> None:
         """Listen at free ports. An address where that is impossible is in `refused`, with why."""
@@ -160,6 +164,7 @@ def try_connect(
     Returns for each address {"interface": the one of this host that leads there} or {"why": what
     went wrong}.
     """
+    own = interfaces()
     results: dict[str, dict[str, str]] = {}
     deadline = time.monotonic() + within_s
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -168,27 +173,29 @@ def try_connect(
             connection.setblocking(False)
             status = connection.connect_ex((address, port))
             if status in (0, errno.EINPROGRESS):
-                selector.register(connection, selectors.EVENT_READ, address)
+                selector.register(connection, selectors.EVENT_READ, (address, connection))
             else:
                 results[address] = {"why": os.strerror(status)}
         while len(results) < len(ports) and time.monotonic() < deadline:
             for key, _ in selector.select(deadline - time.monotonic()):
-                assert isinstance(key.fileobj, socket.socket)
-                selector.unregister(key.fileobj)
-                try:
-                    answer = key.fileobj.recv(WORD_BYTES)
-                    own_address = key.fileobj.getsockname()[0]
-                except OSError as error:
-                    results[key.data] = {"why": because(error)}
-                    continue
-                interface = interface_of(own_address.partition("%")[0], interfaces())
-                if answer != word.encode():
-                    results[key.data] = {"why": "another program answers there"}
-                elif interface is None:
-                    why = f"no interface of this host has the address {own_address}"
-                    results[key.data] = {"why": why}
-                else:
-                    results[key.data] = {"interface": interface}
+                address, connection = key.data
+                selector.unregister(connection)
+                results[address] = _answer(connection, word, own)
     for address in ports:
         results.setdefault(address, {"why": f"no answer within {within_s:g} s"})
     return results
+
+
+def _answer(connection: socket.socket, word: str, own: Iterable[Interface]) -> dict[str, str]:
+    """Return the interface of a connection on which a word came, or why it is none."""
+    try:
+        came = connection.recv(WORD_BYTES)
+        address = connection.getsockname()[0]
+    except OSError as error:
+        return {"why": because(error)}
+    if came != word.encode():
+        return {"why": "another program answers there"}
+    interface = interface_of(address.partition("%")[0], own)
+    if interface is None:
+        return {"why": f"no interface of this host has the address {address}"}
+    return {"interface": interface}
