@@ -10,6 +10,7 @@ import pytest
 from build import ROOT, make_cell
 
 from analysis.report.report_files import write_folder
+from analysis.topology.drawing import write_drawing
 from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, read, read_lines, safe_files
@@ -56,7 +57,7 @@ WRITERS = {
     "write": lambda path: safe_files.write_whole(path, b"{}"),
     "move": moved,
     # It alone follows a link, as the user named it; the user's text at its end is not a drawing.
-    "draw": lambda path: safe_files.write_named(path, b"<svg></svg>"),
+    "draw": lambda path: write_drawing(path, b"<svg></svg>"),
 }
 # Nothing of the user's changes.
 RIGHT = {("write", "second name"), ("move", "second name"), ("draw", "link to nothing")}
@@ -113,7 +114,7 @@ def test_a_folder_that_is_a_link_is_not_entered(tmp_path, mine, writer):
     (tmp_path / "ours").symlink_to(mine)
     before = seen(mine)
     if writer == "draw":
-        safe_files.write_named(tmp_path / "ours" / "x.svg", b"<svg/>")  # the user named it
+        write_drawing(tmp_path / "ours" / "x.svg", b"<svg/>")  # the user named it
         assert (mine / "x.svg").read_bytes() == b"<svg/>"
         return
     with pytest.raises((NotOurs, FileNotFoundError), match="ours"):
@@ -150,11 +151,11 @@ def test_an_agent_behind_a_profiler_has_the_umask_of_the_launcher():
 def test_a_drawing_takes_the_place_of_a_drawing_only(tmp_path):
     path = tmp_path / "x.svg"
     for drawing in (b'<?xml version="1.0"?>\n<svg>1</svg>', b"<svg>2</svg>"):
-        safe_files.write_named(path, drawing)
+        write_drawing(path, drawing)
         assert path.read_bytes() == drawing
     path.write_text("capture of nvidia-smi")
     with pytest.raises(NotOurs, match="holds something else than a drawing"):
-        safe_files.write_named(path, b"<svg>3</svg>")
+        write_drawing(path, b"<svg>3</svg>")
 
 
 def test_a_lock_is_waited_for_and_told_and_holds_nothing(tmp_path):

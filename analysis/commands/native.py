@@ -18,7 +18,7 @@ from analysis.nccl.log import NcclLog, read_nccl_log
 from analysis.report.numbers import NumberFormat
 from analysis.report.table import Column, Table
 from analysis.text import count
-from benchmarks.record.safe_files import write_named
+from analysis.topology.drawing import write_drawing
 
 CHOICES_SHOWN = 20
 FILES = {
@@ -315,7 +315,7 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     if arguments.within_steps:
         trace = within_steps(trace)
     if arguments.svg is not None:
-        write_named(arguments.svg, draw_timeline(trace, arguments.step).encode())
+        write_drawing(arguments.svg, draw_timeline(trace, arguments.step).encode())
     summary = summarize(trace)
     if arguments.json:
         print(json.dumps(summary.to_json(), default=repr))  # names of a damaged file may be bytes

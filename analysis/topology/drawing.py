@@ -5,7 +5,9 @@ NVLinks are arcs above the row, or lines to the NVSwitch; their width follows th
 are in units of about one GPU; x runs right and y up. Equal topologies give equal bytes.
 """
 
+import contextlib
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -22,7 +24,7 @@ from analysis.topology.model import (
     nvlink_count,
     quality,
 )
-from benchmarks.record.safe_files import write_named
+from benchmarks.record.safe_files import NotOurs, open_to_read, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +42,7 @@ GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
 GREY = "#9aa3ad"
 WIDEST, NARROWEST = 6.5, 1.6  # points
 INCHES = 0.95  # of one unit of the layout
+HEAD_BYTES = 1024  # of a drawing, which tell that it is one
 STYLE: Any = {
     "svg.hashsalt": "ringside",
     "svg.fonttype": "none",
@@ -51,7 +54,25 @@ STYLE: Any = {
 def draw_topology(topology: Topology, path: Path) -> None:
     """Write the drawing; the suffix names the format. Raises OSError where it cannot be written."""
     form = path.suffix.removeprefix(".") or "svg"
-    write_named(path, saved(topology_figure(topology), form))
+    write_drawing(path, saved(topology_figure(topology), form))
+
+
+def write_drawing(path: Path, drawing: bytes) -> None:
+    """Write a drawing where a user said. A link is followed, as the user named it.
+
+    Raises:
+        NotOurs: something else than such a drawing is there already.
+        OSError: it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    mark = drawing[:4]
+    if b"<svg" in drawing[:HEAD_BYTES]:
+        mark = b"<svg"
+    with contextlib.suppress(FileNotFoundError), open_to_read(target) as file:
+        head = file.read(HEAD_BYTES)
+        if head and mark not in head:
+            raise NotOurs(path, "holds something else than a drawing")
+    write_whole(target, drawing)
 
 
 def saved(figure: "Figure", form: str) -> bytes:

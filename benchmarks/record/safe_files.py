@@ -2,8 +2,7 @@
 
 What stands in the place of a file of ours and is none (a link, a folder, a device, a pipe, a file
 that has a second name) stays as it is, and so does what lies behind a folder that is a link:
-NotOurs names it. Folders and files have the mode that the umask leaves of 0777 and 0666. Only a
-user's own name for a file (`write_named`) may be a link.
+NotOurs names it. Folders and files have the mode that the umask leaves of 0777 and 0666.
 """
 
 import contextlib
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import IO
 
 POLL_SECONDS = 0.05  # between two tries to take a lock
-HEAD_BYTES = 1024  # of a drawing, which tell that it is one
 _unfinished: list[tuple[int, str]] = []  # descriptor of a folder, name of a file that is written
 REASONS = {
     errno.ENOSPC: "there is no space left",
@@ -171,24 +169,6 @@ def put_in_place(made: Path, path: Path) -> None:
         refuse_other(path, folder=folder)
         os.rename(made, path.name, dst_dir_fd=folder)
         os.fsync(folder)
-
-
-def write_named(path: Path, drawing: bytes) -> None:
-    """Write a drawing where a user said. A link is followed, as the user named it.
-
-    Raises:
-        NotOurs: something else than such a drawing is there already.
-        OSError: it cannot be written.
-    """
-    target = Path(os.path.realpath(path))
-    mark = drawing[:4]
-    if b"<svg" in drawing[:HEAD_BYTES]:
-        mark = b"<svg"
-    with contextlib.suppress(FileNotFoundError), open_to_read(target) as file:
-        head = file.read(HEAD_BYTES)
-        if head and mark not in head:
-            raise NotOurs(path, "holds something else than a drawing")
-    write_whole(target, drawing)
 
 
 @contextlib.contextmanager
