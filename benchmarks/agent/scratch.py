@@ -139,7 +139,7 @@ def remove_left() -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                if safe_files.take_lock(descriptor):
+                    shutil.rmtree(lock.parent, ignore_errors=True)
             finally:
                 os.close(descriptor)

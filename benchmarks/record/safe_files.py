@@ -28,6 +28,14 @@ REASONS = {
     errno.ENOMEM: "there is no memory for it (ulimit -v, or the control group's limit)",
     errno.EIO: "its disk answers with an input/output error",
 }
+# Limits of this process, as errors name them: which, and the words around its number.
+LIMITS = {
+    errno.EFBIG: (resource.RLIMIT_FSIZE, "a file may not be larger than {} bytes here (ulimit -f)"),
+    errno.EMFILE: (
+        resource.RLIMIT_NOFILE,
+        "a process may have no more than {} files open here (ulimit -n)",
+    ),
+}
 
 
 class NotOurs(OSError):
@@ -179,20 +187,25 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
     something: a lock is empty.
     """
     descriptor, deadline = open_own(path), time.monotonic() + wait_s
-    is_held = False
     try:
         if os.fstat(descriptor).st_size:
             raise NotOurs(path, "holds something, so it is not a lock of Ringside's")
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_held = True
-            if is_held or time.monotonic() >= deadline:
-                break
+        is_ours = take_lock(descriptor)
+        while not is_ours and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        yield is_held
+            is_ours = take_lock(descriptor)
+        yield is_ours
     finally:
         os.close(descriptor)
+
+
+def take_lock(descriptor: int) -> bool:
+    """Lock an open file unless somebody holds it; return whether it is ours. Raises OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -225,21 +238,10 @@ def because(error: OSError) -> str:
                 missing = folder
                 break
         return f"{missing} is gone: removed, or no longer mounted"
-    for code, kind, words in (
-        (
-            errno.EFBIG,
-            resource.RLIMIT_FSIZE,
-            "a file may not be larger than {} bytes here (ulimit -f)",
-        ),
-        (
-            errno.EMFILE,
-            resource.RLIMIT_NOFILE,
-            "a process may have no more than {} files open here (ulimit -n)",
-        ),
-    ):
-        if error.errno == code:
-            soft, _ = resource.getrlimit(kind)
-            return words.format("unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}")
+    if error.errno in LIMITS:
+        limit, words = LIMITS[error.errno]
+        soft, _ = resource.getrlimit(limit)
+        return words.format("unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}")
     if error.errno in REASONS:
         return REASONS[error.errno]
     reason = str(error.strerror or error)
