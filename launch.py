@@ -74,6 +74,4 @@ def main() -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, sigint_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    status = main()
-    help.close_quietly(interrupted=status == INTERRUPTED)
-    sys.exit(status)
+    help.end_process(main())

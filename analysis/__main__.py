@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from analysis.input_files import said
 from analysis.text import redact
-from benchmarks.record.safe_text import INTERRUPTED, close_quietly
+from benchmarks.record.safe_text import INTERRUPTED, end_process
 
 
 class Entry(NamedTuple):
@@ -115,6 +115,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     gc.disable()  # it would walk again and again through thousands of records
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    status = main()
-    close_quietly(interrupted=status == INTERRUPTED)
-    sys.exit(status)
+    end_process(main())

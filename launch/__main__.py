@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from analysis.text import count, redact
-from benchmarks.record.safe_text import INTERRUPTED, close_quietly
+from benchmarks.record.safe_text import INTERRUPTED, end_process
 from conf.schema import Tracking
 from launch.tracking.store import TrackingUnavailable, WrongUri
 from launch.tracking.tracker import sync
@@ -84,6 +84,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    status = main()
-    close_quietly(interrupted=status == INTERRUPTED)
-    sys.exit(status)
+    end_process(main())

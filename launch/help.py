@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import console
-from benchmarks.record.safe_text import close_quietly as close_quietly
+from benchmarks.record.safe_text import end_process as end_process
 from benchmarks.record.safe_text import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import unicodedata
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 LONGEST = 4000  # characters of one line that is shown
@@ -48,15 +48,8 @@ def forgive(stream: TextIO | None) -> None:
         stream.reconfigure(errors="replace")
 
 
-def close_quietly(interrupted: bool = False) -> None:
-    """Flush stdout and stderr; one that fails is pointed to nowhere: Python's exit is silent.
-
-    After an interruption the process ends here: Python would take seconds to give back thousands of
-    records, and another signal meanwhile must not change the exit status.
-    """
-    if interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def close_quietly() -> None:
+    """Flush stdout and stderr; one that fails is pointed to nowhere: Python's exit is silent."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -66,5 +59,18 @@ def close_quietly(interrupted: bool = False) -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-    if interrupted:
-        os._exit(INTERRUPTED)
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process with an exit status, in silence where nobody reads what it printed.
+
+    After an interruption it ends at once: Python would take seconds to give back thousands of
+    records, and another signal meanwhile must not change the exit status.
+    """
+    if status != INTERRUPTED:
+        close_quietly()
+        sys.exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    close_quietly()
+    os._exit(INTERRUPTED)
