@@ -37,7 +37,7 @@ from analysis.study.runs import Runs, grouped, merged
 from analysis.study.study import Study
 from analysis.validity.checks import limit_marks
 from benchmarks.record import VERDICTS, Record, metrics
-from benchmarks.record.metrics import metric as entry_of
+from benchmarks.record.metrics import entry_of
 from conf.cell import Cell
 from conf.options import to_text
 
@@ -322,7 +322,7 @@ def metric_columns(records: Sequence[Record]) -> dict[str, str]:
     for name in tuple(names):
         names.difference_update(names_of(name))  # which other columns have
     columns: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: (metrics.place(name), name)):
+    for name in sorted(names, key=lambda name: (metrics.position_of(name), name)):
         column = column_of_metric(name)
         while column in taken:
             column = f"metric_{column}"

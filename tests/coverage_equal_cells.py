@@ -96,7 +96,7 @@ def lent():
             if floor is None or not floor.lenders or not values or metric not in out.metrics:
                 continue
             value, further = statistics.median(values), out.metrics[metric]
-            if not metrics.metric(metric).signed:
+            if not metrics.entry_of(metric).signed:
                 value, further = math.log(value), math.log(further)
             error = floor.deviation * math.sqrt(1 + of_median(len(values)))
             distances[folder].append(abs(further - value) / error)

@@ -25,7 +25,7 @@ def test_a_metric_that_is_not_in_the_table_is_found(tmp_path):
 def test_every_entry_is_whole_and_names_are_found_by_one_entry():
     for name, one in METRICS.items():
         assert one.title and one.title == one.title.strip() and len(one.title) <= 70, name
-        assert name == one.name and (re.search("[{<]", name) or metrics.place(name) < len(METRICS))
+        assert name == one.name and (re.search("[{<]", name) or metrics.position_of(name) < len(METRICS))
     for name in (
         "reference/ring_ms",
         "stage/all_at_once_ms",
@@ -38,7 +38,7 @@ def test_every_entry_is_whole_and_names_are_found_by_one_entry():
 
 
 def test_a_metric_of_own_code_has_an_entry_from_its_name():
-    mine = metrics.metric("mine/wasted_share")
+    mine = metrics.entry_of("mine/wasted_share")
     assert (mine.title, mine.unit, mine.less_is_better) == ("wasted", "%", None)
     assert metrics.interval(
         "mine/wasted_share", {"mine/wasted_share": {"low": 0.1, "high": 0.2}}

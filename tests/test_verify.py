@@ -14,7 +14,7 @@ from analysis.__main__ import main
 from analysis.validity.checks import judged, limits_of
 from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines, write
-from benchmarks.record.metrics import metric
+from benchmarks.record.metrics import entry_of
 from conf import groups
 from launch.study.study_folder import assemble
 
@@ -273,7 +273,7 @@ def test_migrated_records_have_the_metrics_that_their_lines_give(path):
     assert derived["metrics"]
     for part in ("metrics", "model"):
         for name, value in derived[part].items():
-            if part == "metrics" and metric(name).since > 3:
+            if part == "metrics" and entry_of(name).since > 3:
                 continue
             stored = getattr(record, part).get(name)
             assert stored == pytest.approx(value, rel=1e-9, nan_ok=True), name

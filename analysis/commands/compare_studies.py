@@ -54,7 +54,7 @@ from analysis.study.study_inputs import (
 from analysis.text import count, first_lines, join_words, markdown, single_line
 from analysis.validity.checks import LOADED
 from analysis.verification.verify_study import QuickCheck
-from benchmarks.record.metrics import metric as entry_of
+from benchmarks.record.metrics import entry_of
 
 MOST_ROWS = 20
 LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from analysis.validity.checks import CHECKS, OTHER_CODES
 from analysis.validity.fast_paths import FAST_PATHS
-from benchmarks.record.metrics import METRICS, metric
+from benchmarks.record.metrics import METRICS, entry_of
 from benchmarks.record.safe_files import write_whole
 from conf.options import suggestion
 
@@ -131,7 +131,7 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
     if name not in named:
         in_any_case = {entry.lower(): entry for entry in named}
         # Else one of several names of a form: stage/copy_ms.
-        form = in_any_case.get(name.lower()) or metric(name).name
+        form = in_any_case.get(name.lower()) or entry_of(name).name
     if form not in named:
         alike = [entry for entry in named if name in re.split("[/_]", entry)]
         if alike:  # a part of a metric's name: busbw

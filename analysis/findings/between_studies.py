@@ -35,8 +35,7 @@ from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING
 from analysis.study.study_inputs import StudyInput, records_facts, same_machine
 from analysis.text import join_words
-from benchmarks.record.metrics import metric as entry_of
-from benchmarks.record.metrics import place as position_of
+from benchmarks.record.metrics import entry_of, position_of
 from conf.cell import Cell, Member
 from conf.options import to_text
 

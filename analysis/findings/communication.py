@@ -221,7 +221,7 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
         ends = metrics.interval(metric, record.within_run)
         return Uncertain(value, (ends[1] - ends[0]) / 2 if ends else math.nan)
     half = quantile(floor.freedom) * floor.deviation
-    return Uncertain(value, half if metrics.metric(metric).signed else half * value)
+    return Uncertain(value, half if metrics.entry_of(metric).signed else half * value)
 
 
 def _step(runs: Runs) -> Uncertain:

@@ -152,7 +152,7 @@ def first_number(record: Record, values: Mapping[str, float]) -> str:
     name = first_metric(record)
     if name is None:
         return ""
-    entry, kind = metrics.metric(name), of_metric(name)
+    entry, kind = metrics.entry_of(name), of_metric(name)
     text = f"{entry.title} {number(record.metrics[name], kind)}"
     if entry.unit not in ("%", ""):
         text += f" {entry.unit}"
@@ -180,4 +180,4 @@ def first_metric(record: Record) -> str | None:
             own.append(name)
         elif entry.first:
             marked.append(name)
-    return next(iter([*sorted(marked, key=metrics.place), *own]), None)
+    return next(iter([*sorted(marked, key=metrics.position_of), *own]), None)

@@ -31,7 +31,7 @@ from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN, UNTOUCHED, gpu_list, parts, short_names
 from analysis.study.runs import Key, Runs
 from analysis.study.study import Study
-from benchmarks.record.metrics import metric as entry_of
+from benchmarks.record.metrics import entry_of
 
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
 

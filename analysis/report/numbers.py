@@ -37,7 +37,7 @@ MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all
 
 def of_metric(name: str) -> NumberFormat:
     """Return how a metric is written; only % is written with the number, headings have units."""
-    entry = metrics.metric(name)
+    entry = metrics.entry_of(name)
     if entry.unit == "%":
         return NumberFormat(100.0, "%", entry.decimals)
     return NumberFormat(decimals=entry.decimals)

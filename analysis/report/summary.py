@@ -134,7 +134,7 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
         record = runs.records[0]
         name = first_metric(record)
         if name is not None:
-            entry = metrics.metric(name)
+            entry = metrics.entry_of(name)
             text = f"{single_line(entry.title, 80)} {median_and_interval(runs, name)}"
             if entry.unit not in ("", "%"):
                 text += f" {entry.unit}"

@@ -91,7 +91,7 @@ def metric_column(
     key: str, metric: str, value: Reader = None, *, heading: str = "", bounded: bool = False
 ) -> Column:
     """Return the column of a metric, with heading and decimals of the table of metrics."""
-    entry = metrics.metric(metric)
+    entry = metrics.entry_of(metric)
     return Column(key, heading or entry.column or entry.title, value, of_metric(metric), bounded)
 
 

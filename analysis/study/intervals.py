@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.noise_floor import Floor
-from benchmarks.record.metrics import metric as entry_of
+from benchmarks.record.metrics import entry_of
 
 LEVEL = 0.95
 # Of the median of 1, 2, … 10 normal values, as a share of that of one value; of n more it is nearly

@@ -214,7 +214,7 @@ def is_suspect(record: Record) -> bool:
 
 def scatter_of(records: Sequence[Record], metric: str) -> Scatter:
     """Return the scatter of a metric over the runs of one cell."""
-    signed, values = metrics.metric(metric).signed, []
+    signed, values = metrics.entry_of(metric).signed, []
     for record in records:
         value = record.metrics.get(metric, math.nan)
         if signed and math.isfinite(value):
@@ -235,7 +235,7 @@ def pooled_scatter(cells: Iterable[Sequence[Record]], metric: str) -> Scatter:
 
 def _least_deviation(records: Sequence[Record], metric: str) -> float:
     """Return the standard deviation that the runs of a cell show, inside them or between them."""
-    own, signed = scatter_of(records, metric), metrics.metric(metric).signed
+    own, signed = scatter_of(records, metric), metrics.entry_of(metric).signed
     least = own.deviation if own.freedom else 0.0
     for record in records:
         ends = metrics.interval(metric, record.within_run)

@@ -1,7 +1,7 @@
 """Every metric that a record may hold, once: name, title, unit, digits, what is better, column.
 
 The terminal, MLflow and the report print a metric by its entry here; `launch.py -h NAME` explains
-one. A benchmark or strategy of the user's own may log other names: `metric` gives them an entry
+one. A benchmark or strategy of the user's own may log other names: `entry_of` gives them an entry
 made from the name.
 
 Name is a pattern where a metric comes in several forms: `{one|all}` is one of these words, `<way>`
@@ -46,7 +46,8 @@ class Metric:
     formula: str = ""  # where the title does not say it
     column: str = ""  # heading of its column where cells are listed; empty: it has none
     signed: bool = False  # a difference: it may be 0 or less, and its scatter is not a share of it
-    first: bool = False  # shown for a benchmark without columns whose YAML names no `compared`
+    # Shown where a benchmark's YAML names no metric as `compared`; of several the first is.
+    first: bool = False
     since: int = OLDEST_SCHEMA  # the schema version from which records have it, for `verify`
 
     def of(self, counted: str) -> "Metric":
@@ -563,7 +564,7 @@ def known(name: str) -> Metric | None:
 
 
 @functools.cache
-def metric(name: str) -> Metric:
+def entry_of(name: str) -> Metric:
     """Return the entry of a metric; one made from the name where the table has none."""
     entry = known(name)
     if entry is not None:
@@ -574,8 +575,8 @@ def metric(name: str) -> Metric:
 
 
 @functools.cache
-def place(name: str) -> int:
-    """Return a metric's place in the order of the table; those that are not in it come last."""
+def position_of(name: str) -> int:
+    """Return a metric's position in the order of the table; those that are not in it come last."""
     entry = known(name)
     if entry is None:
         return len(METRICS)
@@ -585,7 +586,7 @@ def place(name: str) -> int:
 def since(part: str, name: str) -> int:
     """Return the schema version from which a part of a record may have an entry of this name."""
     if part in ("metrics", "within_run", "series"):
-        return metric(name).since
+        return entry_of(name).since
     return LATER_ENTRIES.get((part, name), OLDEST_SCHEMA)
 
 

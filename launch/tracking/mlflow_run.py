@@ -30,7 +30,7 @@ from analysis.study.provenance import gpu_models
 from analysis.text import count, markdown, single_line
 from analysis.validity.checks import verdict_words
 from benchmarks.record import Record
-from benchmarks.record.metrics import metric, place
+from benchmarks.record.metrics import entry_of, position_of
 from benchmarks.record.record import STATES, VERDICTS
 from conf.cell import CONNECTIONS, IMAGES, SAMPLES, counted
 
@@ -89,7 +89,7 @@ def project(record: Record) -> MlflowRun:
             finite.append(row)
         else:
             nonfinite[name] = None
-    finite.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # as pages show them
+    finite.sort(key=lambda row: position_of(row[0].removesuffix(WINDOW)))  # as pages show them
     tags = _tags(record)
     if nonfinite:
         tags["ringside.nonfinite"] = single_line(",".join(nonfinite), TAG_LENGTH)
@@ -321,10 +321,10 @@ def best_record(records: Iterable[Record]) -> Record | None:
     first_metrics = [name for name in map(first_metric, usable) if name]
     if not first_metrics:
         return None
-    shown_first = min(first_metrics, key=place)
+    shown_first = min(first_metrics, key=position_of)
     rated = [record for record in usable if shown_first in record.metrics]
     rated.sort(key=lambda record: record.metrics[shown_first])
-    if metric(shown_first).less_is_better:
+    if entry_of(shown_first).less_is_better:
         return rated[0]
     return rated[-1]
 

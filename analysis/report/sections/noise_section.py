@@ -17,7 +17,7 @@ from analysis.study.noise_floor import Floor, FloorGroup
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
 from analysis.text import join_words, single_line
-from benchmarks.record.metrics import metric as entry_of
+from benchmarks.record.metrics import entry_of
 
 EXCHANGE_MS = "comm/exchange_ms"
 MOST_SOURCES = 4  # cells that show a noise floor; of more the number is given

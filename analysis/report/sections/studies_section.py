@@ -18,7 +18,7 @@ from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNO
 from analysis.study.names import short_names, spoken
 from analysis.study.study_inputs import StudyInput
 from analysis.text import count, first_lines, single_line
-from benchmarks.record.metrics import metric as entry_of
+from benchmarks.record.metrics import entry_of
 
 HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{56}\b")  # eight digits of it are shown
 VERDICT_LOOKS = {FASTER: (COLOURS["blue"][0], ">"), SLOWER: (HIGHLIGHT, "<")}
