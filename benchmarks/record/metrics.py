@@ -525,20 +525,6 @@ _TABLE = (
 
 
 METRICS: Mapping[str, Metric] = {entry.name: entry for entry in _TABLE}
-# Entries of other parts of a record that came later than the oldest schema, likewise.
-LATER_ENTRIES = {
-    ("tables", "residuals"): 5,
-    ("checks", "stationarity_in_windows"): 7,
-    ("checks", "windows_repeated"): 7,
-    ("checks", "iterations_missing"): 7,
-    ("checks", "slower_than_warmup"): 7,
-    ("checks", "unseen_share"): 7,
-    ("checks", "grid_ms"): 7,
-    ("checks", "versions_differ"): 7,
-    ("checks", "gpu_windows"): 7,
-    ("validity", "limits.foreign_growth_gib"): 7,
-    ("validity", "limits.foreign_busy_share"): 7,
-}
 COLUMNS = tuple(entry for entry in _TABLE if entry.column)
 
 
@@ -581,13 +567,6 @@ def position_of(name: str) -> int:
     if entry is None:
         return len(METRICS)
     return list(METRICS).index(entry.name)
-
-
-def since(part: str, name: str) -> int:
-    """Return the schema version from which a part of a record may have an entry of this name."""
-    if part in ("metrics", "within_run", "series"):
-        return entry_of(name).since
-    return LATER_ENTRIES.get((part, name), OLDEST_SCHEMA)
 
 
 def interval(
