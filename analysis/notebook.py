@@ -236,7 +236,7 @@ class OpenedStudy:
                 else:
                     measured[column] = None
                 if name in within_run:
-                    low, high = metrics.interval(name, record.within_run) or (None, None)
+                    low, high = record.ends_within_run(name) or (None, None)
                     measured[f"{column}_within_run_low"] = low
                     measured[f"{column}_within_run_high"] = high
             why = left_out.get(id(record))

@@ -79,7 +79,7 @@ def held():
             shown = runs.next_run(metric)
             if runs.floor(metric) is None or shown is None or metric not in out.metrics:
                 continue
-            low, high = metrics.interval(metric, runs.records[0].within_run) or (0, 0)
+            low, high = runs.records[0].ends_within_run(metric) or (0, 0)
             row = counts[metric, runs.strategy]
             row[0] += shown.low <= out.metrics[metric] <= shown.high
             row[1] += 1

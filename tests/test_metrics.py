@@ -2,7 +2,7 @@
 
 import re
 
-from build import DATA, without_entry
+from build import DATA, make_record, without_entry
 
 from benchmarks.record import metrics, read
 from benchmarks.record.metrics import METRICS
@@ -25,7 +25,9 @@ def test_a_metric_that_is_not_in_the_table_is_found(tmp_path):
 def test_every_entry_is_whole_and_names_are_found_by_one_entry():
     for name, one in METRICS.items():
         assert one.title and one.title == one.title.strip() and len(one.title) <= 70, name
-        assert name == one.name and (re.search("[{<]", name) or metrics.position_of(name) < len(METRICS))
+        assert name == one.name and (
+            re.search("[{<]", name) or metrics.position_of(name) < len(METRICS)
+        )
     for name in (
         "reference/ring_ms",
         "stage/all_at_once_ms",
@@ -40,11 +42,11 @@ def test_every_entry_is_whole_and_names_are_found_by_one_entry():
 def test_a_metric_of_own_code_has_an_entry_from_its_name():
     mine = metrics.entry_of("mine/wasted_share")
     assert (mine.title, mine.unit, mine.less_is_better) == ("wasted", "%", None)
-    assert metrics.interval(
-        "mine/wasted_share", {"mine/wasted_share": {"low": 0.1, "high": 0.2}}
-    ) == (0.1, 0.2)
+    made = make_record(within_run={mine.name: {"low": 0.1, "high": 0.2}})
+    assert made.ends_within_run(mine.name) == (0.1, 0.2)
 
 
 def test_an_interval_has_two_ends():
-    assert metrics.interval("step/ms_median", {"step/ms_median": {"low": 1.0}}) is None
-    assert metrics.interval("comm/ideal_ratio", {}) is None
+    made = make_record(within_run={"step/ms_median": {"low": 1.0}})
+    assert made.ends_within_run("step/ms_median") is None
+    assert made.ends_within_run("comm/ideal_ratio") is None

@@ -22,7 +22,6 @@ from analysis.study.noise_floor import FEWEST, FILE, Floor, floors_of, has_floor
 from analysis.study.runs import median_of
 from analysis.study.study import Study
 from benchmarks.record import CellFolder, read, write
-from benchmarks.record.metrics import interval as within_run
 from conf.cell import SECOND_RUN
 from conf.schema import Tracking
 from launch.display.screen import Screen
@@ -330,7 +329,7 @@ def test_no_interval_within_a_process_is_shown():
     """A run with the narrowest interval inside: nothing that is made of it has an interval."""
     simulator = Simulator(Truth(noise=0.0))
     made = [simulator.record(gpus) for gpus in ((0,), (1,), (0, 1))]
-    assert all(within_run(RATE, record.within_run) for record in made)
+    assert all(record.ends_within_run(RATE) for record in made)
     found = findings_of(Study.of(made))
     points = [point for curve in found.scaling.curves for point in curve.points]
     assert len(points) == 3

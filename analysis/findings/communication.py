@@ -218,7 +218,7 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
     """Return a metric of a record with the interval of the next run, else that inside the run."""
     value, floor = record.metrics[metric], runs.floor(metric)
     if floor is None:
-        ends = metrics.interval(metric, record.within_run)
+        ends = record.ends_within_run(metric)
         return Uncertain(value, (ends[1] - ends[0]) / 2 if ends else math.nan)
     half = quantile(floor.freedom) * floor.deviation
     return Uncertain(value, half if metrics.entry_of(metric).signed else half * value)

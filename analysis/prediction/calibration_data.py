@@ -30,7 +30,6 @@ from analysis.study.runs import Runs
 from analysis.study.study import Study
 from benchmarks.collectives.request import COLLECTIVES
 from benchmarks.record import Record, finite
-from benchmarks.record.metrics import interval
 
 STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
 BUSY, LAUNCH = "gpu/busy_ms", "step/launch_ms"
@@ -366,7 +365,7 @@ def _scatter_of_a_run(runs: Runs, metric: str) -> float:
         between = floor.deviation
     squares = []
     for record in runs.records:
-        ends = interval(metric, record.within_run)
+        ends = record.ends_within_run(metric)
         if ends is None or max(abs(ends[0]), abs(ends[1])) > MOST_MS:
             continue
         if metric == COST:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.record import FINDINGS, Record, finite
-from benchmarks.record.metrics import interval
 
 UNEXPLAINED = "unexplained"  # the code of a step outside its interval
 # Codes that say nothing against a step. UNEXPLAINED is one: without cells outside their intervals
@@ -98,7 +97,7 @@ def recorded_forecast(record: Record) -> RecordedForecast | None:
     low, high = finite(predicted.get("low")), finite(predicted.get("high"))
     if not 0 < level < 1 or low is None or high is None or low > high:
         low = high = None
-    ends = [measured, *filter(math.isfinite, interval(STEP, record.within_run) or ())]
+    ends = [measured, *filter(math.isfinite, record.ends_within_run(STEP) or ())]
     return RecordedForecast(
         step_ms=step,
         null_step_ms=null,

@@ -74,7 +74,7 @@ def cost_text(record: Record, values: Mapping[str, float]) -> str:
     """Return `0.487 (0.452 to 0.522)`: what the strategy costs, with the interval of the next run,
     else that inside the run; ABSENT for the cost of a suspect cell whose interval holds 0.
     """
-    ends = ends_of(COST, values) or metrics.interval(COST, record.within_run)
+    ends = ends_of(COST, values) or record.ends_within_run(COST)
     if not ends:
         return number(values[COST], of_metric(COST))
     if record.validity.verdict == "suspect" and ends[0] <= 0 <= ends[1]:

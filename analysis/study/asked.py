@@ -38,7 +38,7 @@ from analysis.study.race import (
 )
 from analysis.text import binary_size, count, join_words
 from benchmarks.collectives.request import sizes as message_sizes
-from benchmarks.record import Kind, Record, metrics, read_lines
+from benchmarks.record import Kind, Record, read_lines
 from conf.cell import Cell
 from conf.question import DIFFERS, FASTEST, GAINS, PER_GPU, SCALES, Question
 
@@ -248,7 +248,7 @@ def _add_run(asked: Asked, candidate: Arm, record: Record, size_bytes: int | Non
     sign = -1 if rate.is_time else 1
     gpus = candidate.size if asked.question.rate == PER_GPU else 1
     candidate.rates.append(sign * math.log(value) - math.log(gpus))
-    ends, error = metrics.interval(rate.metric, record.within_run), 0.0
+    ends, error = record.ends_within_run(rate.metric), 0.0
     if size_bytes is None and ends is not None and 0 < ends[0] <= ends[1] < math.inf:
         error = math.log(ends[1] / ends[0]) / 2 / SIGMA_AT_95
     candidate.errors.append(error)

@@ -238,7 +238,7 @@ def _least_deviation(records: Sequence[Record], metric: str) -> float:
     own, signed = scatter_of(records, metric), metrics.entry_of(metric).signed
     least = own.deviation if own.freedom else 0.0
     for record in records:
-        ends = metrics.interval(metric, record.within_run)
+        ends = record.ends_within_run(metric)
         if ends is not None and signed:
             least = max(least, (ends[1] - ends[0]) / 2 / SIGMA_AT_95)
         elif ends is not None and 0 < ends[0] <= ends[1] < math.inf:

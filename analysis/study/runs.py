@@ -12,7 +12,6 @@ from analysis.study.conditions import IMAGES_PER_SECOND, Rate, primary_rate
 from analysis.study.intervals import Estimate, interval, median
 from analysis.study.noise_floor import COST, Floor, FloorGroup, NoiseFloors, group_of, is_suspect
 from benchmarks.record import Record
-from benchmarks.record import metrics as entries
 from conf.cell import Cell, Member
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Runs:
         if estimate.low is None or estimate.high is None:
             below, above = [], []
             for record in self.records:
-                ends = entries.interval(metric, record.within_run)
+                ends = record.ends_within_run(metric)
                 if ends is not None:
                     below.append(record.metrics[metric] - ends[0])
                     above.append(ends[1] - record.metrics[metric])

@@ -22,7 +22,6 @@ from analysis.validity.check import (
     unchecked_on_gpus,
 )
 from benchmarks.record import Record
-from benchmarks.record.metrics import interval
 from conf import groups
 from conf.options import Refused
 from conf.schema import ValidityLimits
@@ -302,7 +301,7 @@ def cost_negative(record: Record, _: ValidityLimits) -> Judgement:
     """steps with the exchange seem shorter than steps without it, by more than 0.2 % of a step and
     by more than 1.5 times the ± of this difference
     """
-    ends = interval(COST, record.within_run)
+    ends = record.ends_within_run(COST)
     if ends is None or COST not in record.metrics:
         return None
     cost_ms, half_ms = record.metrics[COST], (ends[1] - ends[0]) / 2
@@ -324,7 +323,7 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
     cost_ms, share, wait_ms = (
         record.metrics.get(f"data/{name}") for name in ("cost_ms", "cost_share", "wait_ms")
     )
-    ends = interval("data/cost_ms", record.within_run)
+    ends = record.ends_within_run("data/cost_ms")
     if cost_ms is None or share is None or ends is None:
         return unchecked_if_training(record, "no steps without the loader were timed")
     if share <= MOST_OF_DATA or ends[0] <= 0:
@@ -445,7 +444,7 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     if share is None:
         return not_applicable("no efficiency is stated: there is no baseline")
     noise, baselines = record.checks.get(NOISE), record.checks.get(BASELINES)
-    rate, ends = record.metrics.get(RATE), interval(RATE, record.within_run)
+    rate, ends = record.metrics.get(RATE), record.ends_within_run(RATE)
     most = MOST_EFFICIENCY
     if noise is not None and baselines:
         runs = min(len(ids) for ids in baselines.values())

@@ -567,13 +567,3 @@ def position_of(name: str) -> int:
     if entry is None:
         return len(METRICS)
     return list(METRICS).index(entry.name)
-
-
-def interval(
-    name: str, within_run: Mapping[str, Mapping[str, float]]
-) -> tuple[float, float] | None:
-    """Return the ends of a metric's 95 % interval inside its run; None where it has not both."""
-    ends = within_run.get(name, {})
-    if "low" not in ends or "high" not in ends:
-        return None
-    return ends["low"], ends["high"]

@@ -140,6 +140,13 @@ class Record:
         """Return what records are sorted by: their start."""
         return self.started_at, self.record_id
 
+    def ends_within_run(self, metric: str) -> tuple[float, float] | None:
+        """Return the ends of a metric's 95 % interval inside the run; None without both."""
+        ends = self.within_run.get(metric, {})
+        if "low" not in ends or "high" not in ends:
+            return None
+        return ends["low"], ends["high"]
+
     @property
     def usable(self) -> bool:
         """Whether its numbers may enter a baseline or a plot unmarked."""
