@@ -30,9 +30,22 @@ MOST_GAP_US = 30.0  # longer ones are waits for the host
 
 def exchange_of(case: str, elements: int) -> Callable[[torch.Tensor], None]:
     """Return what a case does with a step's gradients, (elements,) on the GPU."""
-    shares = torch.zeros(elements // dist.get_world_size(), device="cuda")
-    group = dist.group.WORLD
+    # In every case: torch deals streams from one pool, also to NCCL, and the queues follow from it.
     stream = torch.cuda.Stream()
+    if case == "none":
+        return lambda gradients: None
+    shares = torch.zeros(elements // dist.get_world_size(), device="cuda")
+
+    def copies(gradients: torch.Tensor) -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            shares.copy_(gradients[: shares.numel()])
+            gradients[: shares.numel()].copy_(shares)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    if case == "copies":
+        return copies
+    group = dist.group.WORLD
     if case == "second":
         dist.all_reduce(torch.zeros(1024, device="cuda"))
         group = dist.new_group()
@@ -45,16 +58,7 @@ def exchange_of(case: str, elements: int) -> Callable[[torch.Tensor], None]:
             work = operation(output, source, group=group, async_op=True)
             work.wait()
 
-    def copies(gradients: torch.Tensor) -> None:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            shares.copy_(gradients[: shares.numel()])
-            gradients[: shares.numel()].copy_(shares)
-        torch.cuda.current_stream().wait_stream(stream)
-
-    if case == "none":
-        return lambda gradients: None
-    return copies if case == "copies" else collectives
+    return collectives
 
 
 def main(case: str) -> None:
@@ -77,6 +81,7 @@ def main(case: str) -> None:
     exchange = exchange_of(case, gradients.numel())
 
     def steps_ms(count: int) -> list[float]:
+        """Train `count` + 1 steps; return what each but the first and the last took."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         for mark in marks:
             mark.record()
@@ -100,12 +105,14 @@ def main(case: str) -> None:
     }
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         steps_ms(TRACED_STEPS)
-    work: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by stream: start and end, ns
+    # By stream: start and end of all that ran on it, in ns.
+    by_stream: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in recorded.profiler.kineto_results.events():
         if "CUDA" in str(event.device_type()) and event.duration_ns():
             start_ns = event.start_ns()
-            work[event.device_resource_id()].append((start_ns, start_ns + event.duration_ns()))
-    for stream, spans in work.items():
+            end_ns = start_ns + event.duration_ns()
+            by_stream[event.device_resource_id()].append((start_ns, end_ns))
+    for stream, spans in by_stream.items():
         spans.sort()
         gaps_us = []
         for (_, end_ns), (start_ns, _) in itertools.pairwise(spans):
