@@ -36,7 +36,7 @@ from benchmarks.training import exchange
 from conf.targets import locate
 from trainers import collectives
 from trainers.kvstore import server_process
-from trainers.kvstore.remote import rendezvous_store
+from trainers.kvstore.wires import rendezvous_store
 from trainers.strategy import ExchangeAlone, Hosts, load
 
 ROOT = Path(__file__).parent.parent

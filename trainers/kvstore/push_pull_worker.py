@@ -19,7 +19,7 @@ from torch import Tensor
 from trainers import memory
 from trainers.collectives import HostGroups, Peers, broadcast_json
 from trainers.kvstore import server_process
-from trainers.kvstore.remote import Demand, Guarded, RemoteServer, rendezvous_store
+from trainers.kvstore.remote import Demand, RemoteServer
 from trainers.kvstore.server import (
     PAUSE_SECONDS,
     SPARE_CORES,
@@ -39,6 +39,7 @@ from trainers.kvstore.shared_memory import (
     path_on,
     views,
 )
+from trainers.kvstore.wires import Guarded, rendezvous_store
 from trainers.process import on_threads, sleep_precisely
 
 # Stages of the start (Control.attached).

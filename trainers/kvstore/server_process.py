@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from trainers.kvstore.remote import RemoteWorker, remote_workers, rendezvous_store
+from trainers.kvstore.remote import RemoteWorker, remote_workers
 from trainers.kvstore.server import (
     PAUSE_SECONDS,
     Arithmetic,
@@ -18,6 +18,7 @@ from trainers.kvstore.server import (
     thread_count,
 )
 from trainers.kvstore.shared_memory import KvstoreConfig, Regions, SharedMapping, path_on
+from trainers.kvstore.wires import rendezvous_store
 from trainers.memory import GpuMemory, exported, imported, page_lock
 
 KEY = "config"
