@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore.remote import RemoteWorker
+from trainers.kvstore.remote import CpuRemoteWorker, GpuRemoteWorker, RemoteWorker
 from trainers.kvstore.shared_memory import (
     DTYPES,
     FLAG_BYTES,
@@ -69,6 +69,8 @@ class Arithmetic(ABC):
 class CpuArithmetic(Arithmetic):
     """In host memory, on as many threads as the calling thread has (torch.set_num_threads)."""
 
+    remote: Mapping[int, CpuRemoteWorker]
+
     def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Pass over the bucket once: sum, update, copy to where replies lie."""
         regions, synchronous = self.regions, self.config.synchronous
@@ -104,6 +106,8 @@ class GpuArithmetic(Arithmetic):
     pushes and pulls shares one copy engine between the two (seen on H200s: 395 GB/s one way,
     2 × 197 both ways from one side, 2 × 370 when each side writes).
     """
+
+    remote: Mapping[int, GpuRemoteWorker]
 
     def __init__(
         self, shared: SharedMapping, regions: Regions, server: int, replies: Mapping[int, int]
@@ -147,7 +151,7 @@ class GpuArithmetic(Arithmetic):
     def _reply(self, reply: Tensor, bucket: int, worker: int, exchange: int) -> None:
         stream = self._streams[worker]
         if worker in self.remote:
-            self.remote[worker].reply_from(stream.stream, bucket, reply)
+            self.remote[worker].reply(bucket, reply, stream.stream)
             return
         target = self._replies[worker] + self._buckets[bucket].pull_offset
         stream.copy(target, reply.data_ptr(), reply.nbytes)

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
-from trainers.kvstore.remote import RemoteWorker, remote_workers
+from trainers.kvstore.remote import remote_workers
 from trainers.kvstore.server import (
     PAUSE_SECONDS,
     Arithmetic,
@@ -92,8 +93,11 @@ def _wait_for_workers(beat: Callable[[int], None]) -> tuple[str, KvstoreConfig] 
 
 def _meet_remote_workers(
     number: int, shared: SharedMapping, regions: Regions, beat: Callable[[int], None]
-) -> Mapping[int, RemoteWorker]:
-    """Return the workers on other hosts, met in a thread while this one gives signs of life."""
+) -> Mapping[int, Any]:
+    """Return the workers on other hosts, met in a thread while this one gives signs of life.
+
+    They are of the class that the server's arithmetic takes.
+    """
     with ThreadPoolExecutor(1) as pool:
         met = pool.submit(remote_workers, rendezvous_store(), number, shared, regions)
         while not met.done():
