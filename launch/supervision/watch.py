@@ -29,7 +29,6 @@ SLEEP = re.compile(r"\b(?:u|nano)?sleep\(")
 # Code of ours that ranks run.
 OWN_FOLDERS = tuple(f"{ROOT / name}/" for name in ("benchmarks", "trainers", "conf"))
 # Loops of ours that wait: file and function, and for what.
-TO_BEGIN = "waits for the workers to begin"
 LOOPS = {
     ("trainers/kvstore/push_pull_worker.py", "_meet"): "waits for the workers and servers to begin",
     ("trainers/kvstore/push_pull_worker.py", "wait_for_replies"): "waits for the servers",
@@ -37,9 +36,7 @@ LOOPS = {
     ("trainers/kvstore/remote.py", "__init__"): "waits for the servers to begin",
     ("trainers/kvstore/remote.py", "ask"): "waits for the servers",
     ("trainers/kvstore/server.py", "run"): "waits for gradients",
-    ("trainers/kvstore/server_process.py", "_wait_for_workers"): TO_BEGIN,
-    ("trainers/kvstore/server_process.py", "_on_gpu"): TO_BEGIN,
-    ("trainers/kvstore/server_process.py", "_meet_remote_workers"): TO_BEGIN,
+    ("trainers/kvstore/server_process.py", "_wait_until"): "waits for the workers to begin",
     ("benchmarks/rank/ranks.py", "on_rank_zero"): "waits for rank 0",
     ("benchmarks/timing/clock.py", "wait"): "waits for the other ranks",
     ("benchmarks/jacobi/halo.py", "receive"): "waits for its neighbours",

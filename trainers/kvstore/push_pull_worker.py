@@ -31,6 +31,8 @@ from trainers.kvstore.server import (
 )
 from trainers.kvstore.shared_memory import (
     FLAG_BYTES,
+    MAPPED,
+    READY,
     REDUCE,
     UPDATE,
     KvstoreConfig,
@@ -41,9 +43,6 @@ from trainers.kvstore.shared_memory import (
 )
 from trainers.kvstore.wires import Guarded, rendezvous_store
 from trainers.process import on_threads, sleep_precisely
-
-# Stages of the start (Control.attached).
-MAPPED, READY = 1, 2
 
 
 class Worker:

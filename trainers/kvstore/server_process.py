@@ -18,7 +18,14 @@ from trainers.kvstore.server import (
     Server,
     thread_count,
 )
-from trainers.kvstore.shared_memory import KvstoreConfig, Regions, SharedMapping, path_on
+from trainers.kvstore.shared_memory import (
+    MAPPED,
+    READY,
+    KvstoreConfig,
+    Regions,
+    SharedMapping,
+    path_on,
+)
 from trainers.kvstore.wires import rendezvous_store
 from trainers.memory import GpuMemory, exported, imported, page_lock
 
@@ -66,10 +73,10 @@ def serve(
     else:
         torch.set_num_threads(thread_count(threads, config.servers_together))
         arithmetic = CpuArithmetic(shared, shared.regions, number)
-        control.attached[row] = 1
+        control.attached[row] = MAPPED
     if config.remote_workers(host):
         arithmetic.remote = _meet_remote_workers(number, shared, arithmetic.regions, beat)
-    control.attached[row] = 2
+    control.attached[row] = READY
     phase("serving")
 
     def stopped() -> bool:
@@ -83,12 +90,16 @@ def serve(
 
 
 def _wait_for_workers(beat: Callable[[int], None]) -> tuple[str, KvstoreConfig] | None:
-    # Where a rank waits is told by this function's name (launch/supervision/watch.LOOPS).
     store = rendezvous_store()
-    while not store.check([KEY]):
+    _wait_until(lambda: bool(store.check([KEY])), beat)
+    return msgspec.json.decode(store.get(KEY), type=tuple[str, KvstoreConfig] | None)
+
+
+def _wait_until(reached: Callable[[], bool], beat: Callable[[int], None]) -> None:
+    # Where a rank waits is told by this function's name (launch/supervision/watch.LOOPS).
+    while not reached():
         beat(0)
         time.sleep(START_PAUSE_SECONDS)
-    return msgspec.json.decode(store.get(KEY), type=tuple[str, KvstoreConfig] | None)
 
 
 def _meet_remote_workers(
@@ -100,9 +111,7 @@ def _meet_remote_workers(
     """
     with ThreadPoolExecutor(1) as pool:
         met = pool.submit(remote_workers, rendezvous_store(), number, shared, regions)
-        while not met.done():
-            beat(0)
-            time.sleep(START_PAUSE_SECONDS)
+        _wait_until(met.done, beat)
     return met.result()
 
 
@@ -118,10 +127,8 @@ def _on_gpu(
     memory = GpuMemory(Regions.size(config, shared.layout), device)
     row = config.workers + number
     control.handles[row] = list(exported(memory))
-    control.attached[row] = 1
-    while (control.attached[workers] < 1).any():
-        beat(0)
-        time.sleep(START_PAUSE_SECONDS)
+    control.attached[row] = MAPPED
+    _wait_until(lambda: bool((control.attached[workers] >= MAPPED).all()), beat)
     replies = {}
     for worker in workers:
         replies[worker] = imported(control.handles[worker].tobytes())

@@ -23,6 +23,7 @@ from trainers.strategy import Hosts
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 # What a worker asks the servers to do with its gradients: update the weights, or only reduce.
 UPDATE, REDUCE = 0.0, 1.0
+MAPPED, READY = 1, 2  # stages of the start (Control.attached): has mapped the memory; is ready
 FLAG_BYTES = 4  # int32
 ONE_WORKER = Hosts(((0,),))
 
@@ -184,7 +185,7 @@ class Control:
     done: "np.ndarray[Any, Any]"  # (workers, buckets) last exchange whose reply is there
     # (workers, 1 + SETTINGS) UPDATE or REDUCE, then trainers.optimizers.settings
     settings: "np.ndarray[Any, Any]"
-    attached: "np.ndarray[Any, Any]"  # (workers + servers) 1: has mapped the memory; 2: is ready
+    attached: "np.ndarray[Any, Any]"  # (workers + servers) MAPPED, then READY
     stop: "np.ndarray[Any, Any]"  # (1)
     updates: "np.ndarray[Any, Any]"  # (servers)
     staleness_sum: "np.ndarray[Any, Any]"  # (servers) of the updates
