@@ -43,6 +43,7 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
             raise Refused(f"benchmark.launcher={launcher[0]}: no such program")
         launcher = shlex.join(launcher)
     resolved = {**options, "run": shlex.join(words), "launcher": launcher, "folder": str(folder)}
+    # The first word that is neither Python nor an option: train.py, or the module after -m.
     own = [word for word in words if not re.match(r"-|(\S*/)?python[\d.]*$", word)]
     resolved["script"] = Path(own[0] if own else words[0]).name
     if script is not None:
@@ -52,9 +53,10 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
 
 def _words(field: str, typed: Any) -> list[str]:
     try:
-        words = (
-            shlex.split(typed) if isinstance(typed, str) else [str(word) for word in typed or ()]
-        )
+        if isinstance(typed, str):
+            words = shlex.split(typed)
+        else:
+            words = [str(word) for word in typed or ()]
     except (TypeError, ValueError) as error:
         raise Refused(f"{field}={typed}: is not a command ({error}); {EXPECTED}") from None
     if not words or not words[0]:
@@ -73,7 +75,7 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
     """Return the file that a command runs; None for a module (python -m). Raises Refused."""
     program = words[0]
     if program.endswith(PYTHON_FILE):
-        return _readable(program, folder)
+        return _readable_file(program, folder)
     found = shutil.which(program)
     if "/" in program:
         found = shutil.which(str(folder / program))
@@ -87,11 +89,11 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
         if word == "-m":
             return None
         if word.endswith(PYTHON_FILE):
-            return _readable(word, folder)
+            return _readable_file(word, folder)
     return None
 
 
-def _readable(script: str, folder: Path) -> Path:
+def _readable_file(script: str, folder: Path) -> Path:
     path = folder / script
     if not path.is_file() or not os.access(path, os.R_OK):
         reason = "cannot be read" if path.is_file() else "no such file"
