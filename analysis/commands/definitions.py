@@ -88,11 +88,11 @@ class Definition(NamedTuple):
         """The definition for a terminal."""
         kind = f" ({self.verdict})" if self.verdict else ""
         width = min(98, get_terminal_size((98, 24)).columns)
-        lines = [*textwrap.wrap(f"{self.name}{kind}: {self.meaning}", width)]
+        lines = textwrap.wrap(f"{self.name}{kind}: {self.meaning}", width)
         unit = self.unit
         if unit == "%":
             unit = "% (stored as a fraction: 0.5 is 50 %)"
-        how = "formula" if {*"÷×−"} & {*self.formula} else "note"
+        how = "formula" if any(sign in self.formula for sign in "÷×−") else "note"
         for label, value in ((how, self.formula), ("unit", unit), ("to do", self.remedy)):
             if value:
                 lines += textwrap.wrap(
@@ -113,10 +113,10 @@ def definitions() -> dict[str, Definition]:
         meaning = f"a fast path, asked for by {path.asked_by}; proved by {evidence}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
-        named[code] = Definition(code, meaning, "", "", verdict, remedy)
+        named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)
     for check in CHECKS:
         named[check.code] = Definition(
-            check.code, check.meaning, "", "", check.severity, check.remedy
+            check.code, check.meaning, verdict=check.severity, remedy=check.remedy
         )
     return named
 
@@ -191,7 +191,8 @@ def reference() -> str:
     codes = [entry for entry in definitions().values() if entry.verdict]
     for entry in METRICS.values():
         cells = (f"`{entry.name}`", entry.unit, entry.title, entry.formula)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
     lines += ["", "## Validity codes", "", "| code | verdict | meaning | what to do |"]
     lines.append("|---|---|---|---|")
     for verdict in ORDER:
