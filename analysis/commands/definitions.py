@@ -5,7 +5,6 @@
 
 import argparse
 import difflib
-import itertools
 import re
 import textwrap
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from benchmarks.record.safe_files import write_whole
 from conf.options import suggestion
 
 MOST_ALIKE = 6  # names that a part of one explains
+NEAR = 0.75  # of difflib's ratio
 ORDER = ("invalid", "suspect", "finding", "unchecked")
 # Words and columns that are no metric and no code.
 WORDS = {
@@ -143,16 +143,9 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
 
 
 def _is_near(name: str, entry: str) -> bool:
-    """Tell whether a part of a name differs from one of an entry by a letter in three at most."""
-    parts = [re.split("[/_. ]", each) for each in (name, entry)]
-    for part, other in itertools.product(*parts):
-        edits = 0
-        for tag, *ends in difflib.SequenceMatcher(None, part, other).get_opcodes():
-            if tag != "equal":
-                edits += max(ends[1] - ends[0], ends[3] - ends[2])
-        if edits <= max(1, len(part) // 3):
-            return True
-    return False
+    """Tell whether a part of a name is nearly one of an entry: `again` is no `margin`."""
+    parts, others = re.split("[/_. ]", name), re.split("[/_. ]", entry)
+    return any(difflib.get_close_matches(part, others, cutoff=NEAR) for part in parts)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
