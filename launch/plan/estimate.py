@@ -39,8 +39,7 @@ TRACE_SECONDS = {"cpu": 15.0, "cuda": 20.0}  # of a pass of its own, after the t
 UNKNOWN_SECONDS = {"cpu": 5.0, "cuda": 10.0}  # that a benchmark without a rule measures
 LATEST = 20  # records that are looked at
 SAME_WORK = ("model", "benchmark", "optimize", "device")
-SAME_PLACE = ("gpus", "hosts", "strategy", "server_hosts")
-DEPENDS_ON = (*SAME_WORK, *SAME_PLACE, "batch_size", "profiler")
+SAME_WORK_AND_PLACE = (*SAME_WORK, "gpus", "hosts", "strategy", "server_hosts")
 # Kept for the report and the store, and for a cell that takes longer than estimated; a submitted
 # job is asked to stop then.
 RESERVE_S = 60.0
@@ -57,45 +56,40 @@ class TimeEstimate:
 def estimates(
     cells: Sequence[PlannedCell], records: Sequence[Record], begun: bool = True
 ) -> list[TimeEstimate]:
-    """Return the estimate of each cell of a sweep, in their order; similar cells share one.
+    """Return the estimate of each cell of a sweep, in their order.
 
     `records` are records of the same study. `begun`: cells of this sweep ran already.
     """
-    # Seconds ÷ those of the rule of finished cells, by the work, and by the work and its place.
-    ratios: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    # Seconds ÷ those of the rule of finished cells.
+    of_work: dict[str, list[float]] = defaultdict(list)
+    of_work_and_place: dict[str, list[float]] = defaultdict(list)
     sweeps: set[str] = set()
     compiled: set[str] = set()
     for record in sorted(records, key=lambda record: record.started_at):
         cell = record.cell
         seconds = record.ended_at - record.started_at  # 0 or less where a clock was set back
         if record.state == "finished" and seconds > 0:
-            rule = rule_of_thumb(cell, record.sweep_id not in sweeps, compiled)
-            work, place = _text(cell, SAME_WORK), _text(cell, SAME_PLACE)
-            ratios[(work,)].append(seconds / rule)
-            ratios[work, place].append(seconds / rule)
+            ratio = seconds / rule_of_thumb(cell, record.sweep_id not in sweeps, compiled)
+            of_work[_key(cell, SAME_WORK)].append(ratio)
+            of_work_and_place[_key(cell, SAME_WORK_AND_PLACE)].append(ratio)
         sweeps.add(record.sweep_id)
         compiled.add(cell.graph)
     cached = {record.cell.graph for record in records if record.state == "finished"}
-    by_text: dict[str, TimeEstimate] = {}
     result = []
     for planned in cells:
         cell = planned.cell
-        text = f"{begun}/{cell.graph in cached}/{_text(cell, DEPENDS_ON)}"
-        if text not in by_text:
-            work, place = _text(cell, SAME_WORK), _text(cell, SAME_PLACE)
-            same_place = ratios.get((work, place), [])
-            latest = (same_place or ratios.get((work,), []))[-LATEST:]
-            seconds = rule_of_thumb(cell, not begun, cached)
-            if latest:
-                seconds *= median(latest)
-            by_text[text] = TimeEstimate(seconds, bool(latest))
-        result.append(by_text[text])
+        seconds = rule_of_thumb(cell, not begun, cached)
+        same_place = of_work_and_place.get(_key(cell, SAME_WORK_AND_PLACE), [])
+        latest = (same_place or of_work.get(_key(cell, SAME_WORK), []))[-LATEST:]
+        if latest:
+            seconds *= median(latest)
+        result.append(TimeEstimate(seconds, bool(latest)))
         begun = True
         cached.add(cell.graph)
     return result
 
 
-def _text(cell: Cell, names: Sequence[str]) -> str:
+def _key(cell: Cell, names: Sequence[str]) -> str:
     return json.dumps(attrgetter(*names)(cell), sort_keys=True, default=str)
 
 
