@@ -73,19 +73,19 @@ def estimates(
             of_work[_key(cell, SAME_WORK)].append(ratio)
             of_work_and_place[_key(cell, SAME_WORK_AND_PLACE)].append(ratio)
         sweeps.add(record.sweep_id)
-        compiled.add(cell.graph)
-    cached = {record.cell.graph for record in records if record.state == "finished"}
+        if record.state == "finished":  # what failed may have compiled nothing
+            compiled.add(cell.graph)
     result = []
     for planned in cells:
         cell = planned.cell
-        seconds = rule_of_thumb(cell, not begun, cached)
+        seconds = rule_of_thumb(cell, not begun, compiled)
         same_place = of_work_and_place.get(_key(cell, SAME_WORK_AND_PLACE), [])
         latest = (same_place or of_work.get(_key(cell, SAME_WORK), []))[-LATEST:]
         if latest:
             seconds *= median(latest)
         result.append(TimeEstimate(seconds, bool(latest)))
         begun = True
-        cached.add(cell.graph)
+        compiled.add(cell.graph)
     return result
 
 
