@@ -41,7 +41,7 @@ COMMANDS = {
                 "outputs/default --gpus 0+1,0+3"),
         Entry("verify", "verify", "compute every number again from its raw samples",
                 "outputs/default"),
-        Entry("seconds", "report", "break down the wall time of each run and of the sweep",
+        Entry("seconds", "seconds", "break down the wall time of each run and of the sweep",
                 "outputs/default"),
     ),
     "Machines, and files of other tools": (

@@ -8,7 +8,7 @@ import pytest
 from build import DATA
 
 from analysis.__main__ import main
-from analysis.commands import report as command
+from analysis.commands import seconds as command
 from analysis.console import SafeConsole
 from analysis.cost import CellCost, measuring_seconds, parts
 from analysis.report.sections.conditions_section import together

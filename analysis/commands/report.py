@@ -1,6 +1,4 @@
-"""`python -m analysis report STUDY…`: the report of studies, or a bundle of one; and `… seconds
-STUDY`: where the wall time of every cell went.
-"""
+"""`python -m analysis report STUDY…`: the report of studies, or a bundle of one."""
 
 import argparse
 import dataclasses
@@ -12,30 +10,19 @@ from rich.markup import escape
 
 from analysis.bundle import WrongStudy, bundle
 from analysis.console import console, print_text
-from analysis.cost import from_record
-from analysis.input_files import UnreadableInput
 from analysis.report.build import default_folder, examine, examine_several
 from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.report.report_files import write
-from analysis.report.sections.conditions_section import costs_table
 from analysis.study.study_inputs import StudyPath, studies_in
-from analysis.text import join_words, single_line, split_command
-from benchmarks.record import read_study
+from analysis.text import single_line, split_command
 from benchmarks.record.folder import sha256
 from benchmarks.record.safe_text import one_line
 from conf import groups
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command that the parser is for."""
+    """Declare the arguments."""
     add = parser.add_argument
-    if parser.prog.endswith("seconds"):
-        parser.epilog = (
-            "What each part is: benchmarks/METHOD.md, Seconds of a cell. --json has all."
-        )
-        folder = "the folder of a study: <output_dir>/<study>"
-        add("study", metavar="STUDY", type=Path, help=folder)
-        return
     studies = (
         "the folder of a study: <output_dir>/<study>; several, or an output_dir, are shown side "
         "by side. LABEL=FOLDER gives one a name"
@@ -56,11 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its first sentences, or print seconds. Raises OSError, ValueError:
-    not the folder of one study.
+    """Write the report and print its first sentences. Raises OSError, ValueError: not the folder of
+    a study.
     """
-    if arguments.command == "seconds":
-        return _seconds(arguments)
     groups.add_config_dir([arguments.config_dir] if arguments.config_dir else [])
     if arguments.bundle:
         return _bundle(arguments)
@@ -140,40 +125,3 @@ def _studies(folder: Path) -> list[Path]:
         return studies_in(folder)
     except ValueError:
         return []
-
-
-def _seconds(arguments: argparse.Namespace) -> int:
-    studies = studies_in(arguments.study)
-    if len(studies) > 1:
-        names = join_words([study.name for study in studies])
-        raise ValueError(
-            f"{arguments.study}: holds {len(studies)} studies ({names}); expected one of them"
-        )
-    records, unreadable = read_study(studies[0])
-    if not records:
-        raise UnreadableInput(
-            f"{studies[0]}: holds no record that can be read; expected the folder of a study "
-            f"(<output_dir>/<study>); {unreadable[0]}"
-        )
-    if not arguments.json:
-        console().print(costs_table(records).to_rich())
-        for error in unreadable:
-            console().print(f"note: {escape(str(error))}", soft_wrap=True)
-        return 0
-    cells = []
-    for record in records:
-        cost = from_record(record)
-        cell: dict[str, object] = {
-            "cell": record.name,
-            "marks": record.cell.run_suffixes(record.drift),
-            "record_id": record.record_id,
-            "sweep_id": record.sweep_id,
-            "state": record.state,
-            "started_at": record.started_at,
-            "parts": dict(cost.parts),
-        }
-        for name, value in cost.metrics.items():
-            cell[name.removeprefix("cell/")] = value
-        cells.append({name: value for name, value in cell.items() if value not in ({}, [], ())})
-    print(json.dumps({"cells": cells}))
-    return 0
