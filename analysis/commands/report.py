@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         content, findings = examine_several(paths, arguments.width)
         folder = default_folder(paths)
     else:
-        study = (inside or [paths[0].folder])[0]
+        (study,) = inside
         content, findings = examine(study, arguments.width)
         if paths[0].label:
             content = dataclasses.replace(content, study=single_line(paths[0].label))
@@ -91,8 +91,7 @@ def _bundle(arguments: argparse.Namespace) -> int:
         )
     several = []
     for text in arguments.studies:
-        folder = StudyPath.of(text).folder
-        several += _studies(folder) or [folder]
+        several += _studies(StudyPath.of(text).folder)
     if len(several) > 1:
         raise ValueError(f"--bundle takes one study, not {len(several)}: run it once for each")
     try:
@@ -120,8 +119,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
 
 
 def _studies(folder: Path) -> list[Path]:
-    """Return the studies in a folder; none where it holds no record, which its report says."""
+    """Return the studies in a folder; itself where it holds no record, which its report says."""
     try:
         return studies_in(folder)
     except ValueError:
-        return []
+        return [folder]

@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         for name, value in cost.metrics.items():
             cell[name.removeprefix("cell/")] = value
-        cells.append({name: value for name, value in cell.items() if value not in ({}, [], ())})
+        # A first run has no marks, and parts may not be known.
+        cells.append({name: value for name, value in cell.items() if value not in ([], {})})
     print(json.dumps({"cells": cells}))
     return 0
