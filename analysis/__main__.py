@@ -18,13 +18,15 @@ from analysis.input_files import said
 from analysis.text import redact
 from benchmarks.record.safe_text import INTERRUPTED, end_process
 
+PROGRAM = "python -m analysis"
+
 
 class Entry(NamedTuple):
     """A command, and the module of analysis.commands with its configure() and run()."""
 
     name: str
     module: str
-    help: str
+    summary: str
     example: str
 
 
@@ -71,44 +73,43 @@ def _listed() -> str:
     for title, commands in COMMANDS.items():
         lines.append(f"\n{title}")
         for command in commands:
-            lines.append(f"  {command.name:<11} {command.help}")
-            lines.append(f"  {'':<11} python -m analysis {command.name} {command.example}")
+            lines.append(f"  {command.name:<11} {command.summary}")
+            lines.append(f"  {'':<11} {PROGRAM} {command.name} {command.example}")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Raises nothing for wrong input."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    commands = {command.name: command for command in itertools.chain(*COMMANDS.values())}
     parser = argparse.ArgumentParser(
-        prog="python -m analysis",
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [-h] COMMAND ...",
         description=f"{__doc__.splitlines()[0]}\n{_listed()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    with_json = argparse.ArgumentParser(add_help=False)
-    with_json.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("command", choices=commands, metavar="COMMAND")
+    command = commands[parser.parse_args(arguments[:1]).command]
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {command.name}", description=command.summary)
+    parser.set_defaults(command=command.name)
+    if command.module != "definitions":
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
-        for command in itertools.chain(*COMMANDS.values()):
-            parents = [] if command.module == "definitions" else [with_json]
-            sub = commands.add_parser(command.name, description=command.help, parents=parents)
-            # Import only the command asked for: numpy and matplotlib take a second.
-            if arguments[:1] == [command.name]:
-                chosen = importlib.import_module(f"analysis.commands.{command.module}")
-                chosen.configure(sub)
-                parser.error = sub.error  # type: ignore[method-assign]  # its usage helps
-        parsed = parser.parse_args(arguments)
-        return int(chosen.run(parsed))
+        # Import only the command asked for: numpy and matplotlib take a second.
+        module = importlib.import_module(f"analysis.commands.{command.module}")
+        module.configure(parser)
+        return int(module.run(parser.parse_args(arguments[1:])))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:
-        print(redact(f"python -m analysis {arguments[0]}: {said(error)}"), file=sys.stderr)
+        print(redact(f"{parser.prog}: {said(error)}"), file=sys.stderr)
         return 2
     except MemoryError:
-        print(f"python -m analysis {arguments[0]}: there is too little memory", file=sys.stderr)
+        print(f"{parser.prog}: there is too little memory", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         stopped = "stopped; no record was changed, and the same command begins again"
-        print(f"python -m analysis {arguments[0]}: {stopped}", file=sys.stderr)
+        print(f"{parser.prog}: {stopped}", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -82,7 +82,7 @@ def test_the_help_of_analysis_has_groups_and_examples_that_are_right(capsys):
         assert f"\n{title}\n" in said
         for command in commands:
             line = f"python -m analysis {command.name} {command.example}"
-            assert line in said and f"{command.name:<11} {command.help}\n" in said
+            assert line in said and f"{command.name:<11} {command.summary}\n" in said
             parser = argparse.ArgumentParser(prog=f"python -m analysis {command.name}")
             importlib.import_module(f"analysis.commands.{command.module}").configure(parser)
             parser.parse_args(command.example.split())
