@@ -1,8 +1,9 @@
 """Read a study's records or a file of another tool, and print a table (or --json).
 
-A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1
-something ran and failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or
-wrong request (one line on stderr), 3 inconclusive (`compare`), 130 Ctrl-C.
+A command is a module with `configure(parser)` and `run(arguments) -> int`; both have its name, as
+`parser.get_default("command")` and `arguments.command`. Exit status: 0 done, 1 something ran and
+failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or wrong request (one
+line on stderr), 3 inconclusive (`compare`), 130 Ctrl-C.
 """
 
 import argparse

@@ -84,6 +84,7 @@ def test_the_help_of_analysis_has_groups_and_examples_that_are_right(capsys):
             line = f"python -m analysis {command.name} {command.example}"
             assert line in said and f"{command.name:<11} {command.summary}\n" in said
             parser = argparse.ArgumentParser(prog=f"python -m analysis {command.name}")
+            parser.set_defaults(command=command.name)
             importlib.import_module(f"analysis.commands.{command.module}").configure(parser)
             parser.parse_args(command.example.split())
 

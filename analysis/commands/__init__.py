@@ -1,1 +1,1 @@
-"""The commands of `python -m analysis`, one file each."""
+"""The commands of `python -m analysis`; those that read the same input share a file."""

@@ -150,7 +150,7 @@ def _is_near(name: str, entry: str) -> bool:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    if parser.prog.endswith("explain"):
+    if parser.get_default("command") == "explain":
         parser.add_argument("name", nargs="+", help="a metric, code, column or word, as printed")
     else:
         parser.add_argument("file", nargs="?", type=Path, help="where to; default: the terminal")

@@ -55,15 +55,16 @@ RINGS = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
+    command = parser.get_default("command")
     add = parser.add_argument
-    if parser.prog.endswith("place"):
+    if command == "place":
         add("--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose")
         add("--topology", metavar="FILE", help=FILE_HELP)
         p2p = "measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix"
         add("--p2p", metavar="FILE", help=p2p)
         return
     add("file", nargs="?", help=FILE_HELP)
-    if parser.prog.endswith("topology"):
+    if command == "topology":
         add("--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file")
         name = "product name of the GPUs, for nominal bandwidths"
         add("--gpu-name", metavar="NAME", help=name)

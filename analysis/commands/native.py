@@ -113,7 +113,7 @@ Transfer       the time of the fastest rank"""
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
-    command = parser.prog.split()[-1]
+    command = parser.get_default("command")
     add = parser.add_argument
     if command == "trace":
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
