@@ -48,9 +48,7 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
         raise ValueError(
             f"--size {size}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
         )
-    sizes = [*range(2, gpus + 1)]
-    if size is not None:
-        sizes = [size]
+    sizes = range(2, gpus + 1) if size is None else [size]
     subsets = sum(comb(gpus, k) for k in sizes)
     if subsets > MOST_SUBSETS:
         raise ValueError(
@@ -83,18 +81,16 @@ def _classes_of_size(
     first_of: dict[bytes, int] = {}  # by matrix: the first subset of its class
     rivals: dict[int, list[int]] = defaultdict(list)  # by value: the first subsets of its classes
     members: dict[int, list[int]] = defaultdict(list)  # of the class of a first subset
+
+    def graph(index: int) -> tuple[Any, Any]:
+        return matrices[index].tolist(), colours[index].tolist()
+
     for index, value in enumerate(values):
         key = matrices[index].tobytes()
         if key not in first_of:
-            first_of[key] = index
-            for rival in rivals[value]:
-                if _isomorphic(
-                    (matrices[index].tolist(), colours[index].tolist()),
-                    (matrices[rival].tolist(), colours[rival].tolist()),
-                ):
-                    first_of[key] = rival
-                    break
-            else:
+            same = (rival for rival in rivals[value] if _isomorphic(graph(index), graph(rival)))
+            first_of[key] = next(same, index)
+            if first_of[key] == index:
                 rivals[value].append(index)
         members[first_of[key]].append(index)
     subset_classes = []
@@ -103,9 +99,7 @@ def _classes_of_size(
         for index in of_class[:2]:
             shown.append(tuple(topology.gpus[at] for at in positions[index]))
         links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
-        second = None
-        if len(shown) > 1:
-            second = shown[1]
+        second = shown[1] if len(shown) > 1 else None
         subset_classes.append(SubsetClass(size, links, shown[0], len(of_class), second))
     return subset_classes
 
@@ -130,7 +124,8 @@ def _refine(
 
     pairs = mix(matrix)
     colours = mix(np.einsum("sii->si", matrix))
-    for _ in range(min(ROUNDS, chosen.shape[1])):
+    for _ in range(ROUNDS):
+        # A GPU's new colour mixes its own with the multiset of (link, colour of its other end).
         seen = mix(pairs ^ (colours[:, None, :] * np.uint64(MIX[1])))
         colours = mix(colours * np.uint64(MIX[2]) + seen.sum(axis=2, dtype=np.uint64))
     order = np.argsort(colours, axis=1, kind="stable")
