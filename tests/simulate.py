@@ -19,7 +19,7 @@ from analysis.prediction.step_model import replay
 from analysis.study.study import Study
 from analysis.topology.placement import set_bandwidth
 from analysis.topology.readers import parse_topology_text
-from analysis.topology.subset_classes import classes
+from analysis.topology.subset_classes import subset_classes
 from analysis.validity.checks import judge
 from benchmarks import record as records
 from benchmarks.record import Record, Validity
@@ -147,7 +147,7 @@ def changed(record, **fields):
 
 DGX1 = parse_topology_text((Path(__file__).parent / "data" / "topo_dgx1_v100.txt").read_text())
 LINKS = DGX1.to_json()["links"]
-SUBSETS = tuple(one.representative for size in (2, 3, 4, 8) for one in classes(DGX1, size))
+SUBSETS = tuple(one.representative for size in (2, 3, 4, 8) for one in subset_classes(DGX1, size))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from build import DATA
 
 from analysis.topology.model import Gpu, Topology
 from analysis.topology.readers import parse_topology_text
-from analysis.topology.subset_classes import classes
+from analysis.topology.subset_classes import subset_classes
 
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())
 
@@ -21,7 +21,7 @@ def machine(count, word):
 
 
 def test_second_member_has_the_links_of_its_class():
-    for one in classes(DGX1):
+    for one in subset_classes(DGX1):
         assert (one.second_member is None) == (one.members == 1)
         if one.second_member is not None:
             words = [DGX1.link_between(a, b) for a, b in combinations(one.second_member, 2)]
@@ -45,7 +45,7 @@ def test_classes_agree_with_networkx(seed, count):
                     break
             else:
                 members[graph] = 1
-        found = classes(topology, size)
+        found = subset_classes(topology, size)
         assert sorted(subset.members for subset in found) == sorted(members.values())
         representatives = {subset.representative for subset in found}
         assert representatives == {tuple(sorted(graph)) for graph in members}
@@ -57,7 +57,7 @@ def test_classes_that_colour_refinement_cannot_tell_apart():
     for triangle in ((6, 7, 8), (9, 10, 11)):
         joined |= {frozenset(pair) for pair in combinations(triangle, 2)}
     topology = machine(12, lambda a, b: "NV1" if frozenset((a, b)) in joined else "SYS")
-    members = {subset.representative: subset.members for subset in classes(topology, 6)}
+    members = {subset.representative: subset.members for subset in subset_classes(topology, 6)}
     assert members[0, 1, 2, 3, 4, 5] == members[6, 7, 8, 9, 10, 11] == 1
 
 
@@ -68,12 +68,12 @@ def test_sixteen_gpus(kind, count):
             return "NV18"
         return DGX1.link_between(a % 8, b % 8) if a // 8 == b // 8 else "SYS"
 
-    found = classes(machine(16, word))
+    found = subset_classes(machine(16, word))
     assert sum(one.members for one in found) == 65_519
     assert len(found) == count
 
 
 def test_too_many_subsets_are_refused():
     with pytest.raises(ValueError, match="too many"):
-        classes(machine(24, lambda a, b: "SYS"))
-    assert sum(one.members for one in classes(machine(24, lambda a, b: "SYS"), 2)) == 276
+        subset_classes(machine(24, lambda a, b: "SYS"))
+    assert sum(one.members for one in subset_classes(machine(24, lambda a, b: "SYS"), 2)) == 276

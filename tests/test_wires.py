@@ -15,7 +15,7 @@ from analysis.findings.wire_lines import fit
 from analysis.report.figure import style
 from analysis.report.sections.machine_section import wire_lines
 from analysis.study.study import open_study
-from analysis.topology.subset_classes import classes
+from analysis.topology.subset_classes import subset_classes
 
 COST = "strategy/cost_ms"
 PAIRS = tuple(combinations(range(8), 2))
@@ -94,7 +94,7 @@ def test_without_enough_cells_the_report_says_what_to_plan(study, why):
 
 
 def test_four_cells_of_different_speed_are_enough():
-    chosen = [one.representative for one in classes(DGX1, 2)] + [(0, 2)]
+    chosen = [one.representative for one in subset_classes(DGX1, 2)] + [(0, 2)]
     assert lines_by_quantity(wired_study(1, subsets=chosen))[0][COST].speeds == 3
     lines, ((missing, option),) = lines_by_quantity(wired_study(1, subsets=chosen[:3]))
     assert not lines and "has 3" in missing and option == "gpus=classes"

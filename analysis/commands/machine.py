@@ -24,7 +24,7 @@ from analysis.topology.model import (
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import EXACT_GPUS, MachineWires, choose_gpus
 from analysis.topology.readers import read_topology
-from analysis.topology.subset_classes import classes
+from analysis.topology.subset_classes import subset_classes
 
 FILE_HELP = (
     "text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine"
@@ -133,7 +133,7 @@ def _link_table(topology: Topology) -> Table:
 
 def _run_subsets(arguments: argparse.Namespace) -> None:
     topology = read_topology(arguments.file)
-    subsets = classes(topology, arguments.size)
+    subsets = subset_classes(topology, arguments.size)
     total = sum(subset.members for subset in subsets)
     wires = MachineWires.of(topology)
     quick = len(topology.gpus) > EXACT_GPUS  # of 16 GPUs there may be 2,000 classes

@@ -38,7 +38,7 @@ class SubsetClass:
         return content
 
 
-def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
+def subset_classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     """Return every class of subsets of `size` GPUs, or of two and more; by size, best links first.
 
     Raises ValueError: the machine has no subset of that size, or more than can be sorted.
@@ -66,10 +66,10 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
             weights += [quality(word)] * pairs
         return subset.size, -min(weights, default=0.0), -sum(weights), subset.representative
 
-    subset_classes: list[SubsetClass] = []
+    found: list[SubsetClass] = []
     for k in sizes:
-        subset_classes += _classes_of_size(topology, labels, k)
-    return sorted(subset_classes, key=best_links_first)
+        found += _classes_of_size(topology, labels, k)
+    return sorted(found, key=best_links_first)
 
 
 def _classes_of_size(
@@ -93,15 +93,15 @@ def _classes_of_size(
             if first_of[key] == index:
                 rivals[value].append(index)
         members[first_of[key]].append(index)
-    subset_classes = []
+    found = []
     for of_class in members.values():
         shown = []
         for index in of_class[:2]:
             shown.append(tuple(topology.gpus[at] for at in positions[index]))
         links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
         second = shown[1] if len(shown) > 1 else None
-        subset_classes.append(SubsetClass(size, links, shown[0], len(of_class), second))
-    return subset_classes
+        found.append(SubsetClass(size, links, shown[0], len(of_class), second))
+    return found
 
 
 def _refine(

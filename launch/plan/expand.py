@@ -12,7 +12,7 @@ from analysis.study.names import unit
 from analysis.topology.model import Topology
 from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import parse_topology, read_topology
-from analysis.topology.subset_classes import classes
+from analysis.topology.subset_classes import subset_classes
 from conf.groups import SERVER_NODES
 from conf.options import Refused
 from conf.resolve import named_hosts
@@ -98,7 +98,7 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
         return [rings.get(word, placement.best).order]
     if size == 1 or len(all_gpus) == 1:
         return [all_gpus[:1]]
-    link_classes = classes(topology, size)
+    link_classes = subset_classes(topology, size)
     members = []
     if not size:
         members.append(all_gpus[:1])
