@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
     for subset in subsets:
         positions = [topology.gpus.index(gpu) for gpu in subset.representative]
         bandwidth = wires.bandwidth(positions, quick)
-        content.append(subset.to_json(arguments.second_member) | bandwidth.to_json())
+        fields = asdict(subset) | bandwidth.to_json()
         row: dict[str, Any] = {
             "gpus": str(subset.size),
             "links": describe_counts(subset.links),
@@ -153,6 +154,9 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
             row["rings"] = bandwidth.describe()
         if arguments.second_member:
             row["second_member"] = ",".join(map(str, subset.second_member or ())) or "none"
+        else:
+            del fields["second_member"]
+        content.append(fields)
         rows.append(row)
     if arguments.json:
         print(json.dumps({"subsets": total, "classes": content}))

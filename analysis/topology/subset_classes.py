@@ -8,7 +8,7 @@ few different matrices with one value are compared by search.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -29,13 +29,6 @@ class SubsetClass:
     representative: tuple[int, ...]
     members: int
     second_member: tuple[int, ...] | None  # None when the class has one member only
-
-    def to_json(self, second_member: bool = False) -> dict[str, Any]:
-        """Return the object of `--json`, if wanted with a second member."""
-        content = asdict(self)
-        if not second_member:
-            del content["second_member"]
-        return content
 
 
 def subset_classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
