@@ -182,7 +182,6 @@ def _run_place(arguments: argparse.Namespace) -> None:
         rings = {name: ring.to_json() for name, ring in placement.rings().items()}
         print(json.dumps({**rings, "reason": placement.reason}))
         return
-    columns = RINGS[:4] if placement.best.slowest_gb_per_s is None else RINGS
     rows = []
     for name, ring in placement.rings().items():
         row: dict[str, Any] = {
@@ -195,5 +194,5 @@ def _run_place(arguments: argparse.Namespace) -> None:
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
         rows.append(row)
-    print_table(Table.of("", "", columns, rows))
+    print_table(Table.of("", "", RINGS, rows))
     console().print(placement.reason)
