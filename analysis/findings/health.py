@@ -34,8 +34,9 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
         lambda runs: runs.gpus,
     )
     losses: dict[Runs, float] = {}  # of devices that are slow, as a share
-    reasons: dict[Runs, str] = {}
-    compared, is_judged = list[str](), False
+    others_of: dict[Runs, list[Runs]] = {}
+    compared: list[str] = []
+    is_judged = False
     for members in compared_with.groups.values():
         listed = [*members.values()]
         result = "no other to compare with"
@@ -55,8 +56,7 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
                 usual = statistics.median(other.median_log_rate for other in others)
                 loss = -math.expm1(runs.median_log_rate - usual)
                 if loss > smallest:
-                    reasons[runs] = _fault(runs, others, losses.keys())
-                    losses[runs] = loss
+                    losses[runs], others_of[runs] = loss, others
         what = f"{count(len(listed), 'subset')} of {len(listed[0].gpus)}"
         if len(listed[0].gpus) == 1:
             what = f"{count(len(listed), unit(listed[0].cell.device))} alone"
@@ -64,7 +64,8 @@ def health(study: Study, limit: float) -> tuple[list[str], str, bool]:
     slow = []
     for runs in sorted(losses, key=losses.__getitem__, reverse=True):
         below = f"{100 * losses[runs]:.1f} % below the median of the others"
-        slow.append(f"SLOW: {gpu_list(runs.gpus)}, {below}: {reasons[runs]}.")
+        fault = _fault(runs, others_of[runs], losses)
+        slow.append(f"SLOW: {gpu_list(runs.gpus)}, {below}: {fault}.")
     if not slow and is_judged and all(map(is_suspect, study.usable)):
         slow.append("NOT JUDGED: every run is suspect, so no device can be called healthy.")
     verdict = "No slow device" if is_judged else "Not judged"
