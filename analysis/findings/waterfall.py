@@ -220,22 +220,22 @@ class ExplainedSubset:
         # A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
         traced = runs.step(WAIT)
         for_slower = mean_step([self.slowest - step for step in self.steps.values()])
-        unknown = ""
+        waiting, unknown = None, ""
         if traced is None or for_slower is None:
             unknown = "included in exposed communication: only a trace can separate them"
         elif len(self.rates) < runs.cell.world_size:
             unknown = "how long ranks wait for slower GPUs is not known"
         elif traced.ms <= for_slower.ms or exposed.ms <= 0:
             unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
-        parts = [LossPart(COMMUNICATION, exposed, why), LossPart(WAITING, None, unknown)]
-        if traced is not None and for_slower is not None and not unknown:
+        else:
             waiting = traced - for_slower
+        if waiting is None:
+            parts = [LossPart(COMMUNICATION, exposed, why), LossPart(WAITING, None, unknown)]
+        elif waiting.ms <= exposed.ms:
             parts = [LossPart(COMMUNICATION, exposed - waiting, why), LossPart(WAITING, waiting)]
-            if waiting.ms > exposed.ms:  # part of it was hidden behind compute
-                parts = [
-                    LossPart(COMMUNICATION, None, "all of it is waiting"),
-                    LossPart(WAITING, exposed, why),
-                ]
+        else:  # part of it was hidden behind compute
+            nothing = LossPart(COMMUNICATION, None, "all of it is waiting")
+            parts = [nothing, LossPart(WAITING, exposed, why)]
         if len(runs.cell.hosts) > 1:
             return split_by_hosts(runs, parts, self.hosts, cost_alone)
         return split_by_timeline(parts, runs, self.alone)
