@@ -50,20 +50,10 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
     if len(differing) > MOST_SETTINGS:
         differing = []
     columns: dict[str, list[str]] = {}
-    requested = []
-    run_names = []
-    repeats = []
-    has_repeats = False
     for planned in cells:
-        requested.append(planned.cell)
-        run_names.append(" ".join(planned.run_suffixes))
-        repeats.append(str(planned.cell.repeat))
-        if planned.drift:
-            repeats[-1] = "drift"
-        has_repeats = has_repeats or planned.cell.repeat > 0
         for column, text in _request(planned.cell, differing).items():
             columns.setdefault(column, []).append(text)
-    differences = varying(requested)
+    differences = varying([planned.cell for planned in cells])
     varied: dict[str, str] = {}
     for options in differences:
         varied |= options
@@ -73,10 +63,12 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
             if column == "run":
                 column = "script"
             columns[column] = [options.get(name, ABSENT) for options in differences]
-    if has_repeats:
-        columns["repeat"] = repeats
+    if any(planned.cell.repeat > 0 for planned in cells):
+        columns["repeat"] = [
+            "drift" if planned.drift else str(planned.cell.repeat) for planned in cells
+        ]
     else:
-        columns["run"] = run_names
+        columns["run"] = [" ".join(planned.run_suffixes) for planned in cells]
     common = {}
     different = {}
     for column, texts in columns.items():
