@@ -218,11 +218,8 @@ def _print_table(console: Console, study: Study, members: list[Runs], standings:
 
 
 def _standings(study: Study) -> Standings:
-    from analysis.findings.comparisons import (
-        FASTEST,
-        comparisons,  # they need numpy
-        rank_configurations,
-    )
+    # They need numpy.
+    from analysis.findings.comparisons import FASTEST, comparisons, rank_configurations
 
     standings = {}
     for ranking in rank_configurations(study, comparisons(study)):
