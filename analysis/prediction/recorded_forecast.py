@@ -128,30 +128,26 @@ def with_forecast(record: Record) -> Record:
 
 def about_forecasts(records: Iterable[Record]) -> str:
     """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
-    cells = judged = outside = 0
-    level = 0.0
-    errors = []
-    null_errors = []
+    cells = 0
+    forecasts = []
     for record in records:
-        if not record.predicted or record.state != "finished" or record.drift:
-            continue
-        cells += 1
-        recorded = recorded_forecast(record)
-        if recorded is not None and recorded.in_time:
-            errors.append(abs(recorded.error))
-            null_errors.append(abs(recorded.null_error))
-            if recorded.inside is not None:
-                judged += 1
-                level = recorded.level
-            if recorded.inside is False:
-                outside += 1
-    if not errors:
+        if record.predicted and record.state == "finished" and not record.drift:
+            cells += 1
+            forecast = recorded_forecast(record)
+            if forecast is not None and forecast.in_time:
+                forecasts.append(forecast)
+    if not forecasts:
         return ""
-    error, null_error = fmean(errors), fmean(null_errors)
-    words = f"{len(errors)} of {cells} runs before they ran: steps were off by {100 * error:.1f} % "
-    words += f"on average; the guess that nothing changes, by {100 * null_error:.1f} %"
+    error = fmean(abs(forecast.error) for forecast in forecasts)
+    null_error = fmean(abs(forecast.null_error) for forecast in forecasts)
+    words = f"{len(forecasts)} of {cells} runs before they ran: steps were off by "
+    words += f"{100 * error:.1f} % on average; the guess that nothing changes, by "
+    words += f"{100 * null_error:.1f} %"
+    judged = [forecast for forecast in forecasts if forecast.inside is not None]
     if judged:
-        words += f"; {outside} of {judged} outside the {100 * level:.0f} % prediction intervals"
+        outside = sum(not forecast.inside for forecast in judged)
+        words += f"; {outside} of {len(judged)} outside the {100 * judged[-1].level:.0f} % "
+        words += "prediction intervals"
     return words
 
 
