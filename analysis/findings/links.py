@@ -205,18 +205,19 @@ def subset_links(
         if runs.cell.world_size == 1 or (busbw is None and math.isnan(runs.median_log_rate)):
             continue
         machine, transport, wires = machines[runs.machine], transport_of(runs), host_wires(runs)
-        if wires is None:
-            members, nominal, copies = frozenset(runs.gpus), None, WITHOUT_PEERS
-            ring = machine.ring(members)
-            if ring and ring.bandwidth:
-                nominal = ring.bandwidth.shown_gb_per_s
+        measured, nominal = None, None
+        if wires is not None:
+            measured, nominal = wires.link_gb_per_s, wires.nominal_gb_per_s
+        elif runs.records[0].checks.get("reference") == "host_link":  # no copies between GPUs
+            transport = "host memory"
+        else:
+            members, copies = frozenset(runs.gpus), WITHOUT_PEERS
             if transport is None or "P2P" in transport:
                 copies = WITH_PEERS
             measured = machine.measured_gb_per_s(members, copies)
-            if runs.records[0].checks.get("reference") == "host_link":  # no copies between GPUs
-                measured, nominal, transport = None, None, "host memory"
-        else:
-            measured, nominal = wires.link_gb_per_s, wires.nominal_gb_per_s
+            ring = machine.ring(members)
+            if ring and ring.bandwidth:
+                nominal = ring.bandwidth.shown_gb_per_s
         subset = SubsetLinks(
             gpus=runs.gpus,
             key=runs.key,
