@@ -297,9 +297,7 @@ def _machine_of(cells: Iterable[MeasuredCell], first: Study) -> str:
 def _measured_cell(runs: Runs) -> MeasuredCell:
     record = runs.records[0]
     workload = workload_of(runs.request, record.model)
-    query = query_of(
-        runs.cell, workload, record.effective.get("link_class"), runs.provenance.get("machine", "")
-    )
+    query = query_of(runs.cell, workload, record.effective.get("link_class"), runs.machine)
     if query.ranks > 1 and query.hosts == 1 and strategies.exchange_of(query).by_nccl:
         query = replace(query, wire=used_wire(record.effective.get("transport"), query.wire))
     tables: dict[str, Any] = {}

@@ -35,7 +35,7 @@ def topology_of(study: Study, machine: str) -> Topology | None:
     """Return the topology that the newest record of a machine has; None without any."""
     for record in reversed(study.records):
         text = record.environment.get("topology")
-        here = study.single(record).provenance.get("machine", "") == machine
+        here = study.single(record).machine == machine
         if here and text:
             try:
                 return parse_topology(text)
@@ -50,7 +50,7 @@ def machine_gpus(study: Study, machine: str) -> tuple[int, ...]:
     topology = topology_of(study, machine)
     if topology:
         gpus.update(topology.gpus)
-    here = [runs for runs in study.runs if runs.provenance.get("machine", "") == machine]
+    here = [runs for runs in study.runs if runs.machine == machine]
     device = ""
     if here:
         device = statistics.mode([runs.cell.device for runs in here])
@@ -193,9 +193,9 @@ def _kinds(
         return list(by_options.values())
     kinds = []
     for name in request.strategies or list(studied) or ["none"]:
-        alike: list[CellQuery] = []
-        for several in (here, queries):
-            alike = alike or [query for query in several if query.strategy == name]
+        alike = [query for query in here if query.strategy == name]
+        if not alike:  # with another workload
+            alike = [query for query in queries if query.strategy == name]
         if alike:
             options = statistics.mode([query.options for query in alike])
             kinds.append(next(query for query in alike if query.options == options))
