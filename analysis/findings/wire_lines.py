@@ -136,7 +136,9 @@ def wire_lines(
 
 def _wire_ms(runs: Runs) -> float:
     """Return the time of the exchange alone; 0: not measured."""
-    return (runs.median(EXCHANGE) or 0.0) if runs.median(BUSBW) else 0.0
+    if not runs.median(BUSBW):
+        return 0.0
+    return runs.median(EXCHANGE) or 0.0
 
 
 def _line(
