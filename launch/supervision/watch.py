@@ -1,5 +1,6 @@
 """What is seen of the processes of a running cell: the lines that they append, and their stacks."""
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from enum import IntEnum
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from analysis.text import join_words
 from benchmarks.record import CellFolder, Kind, read_line
@@ -216,6 +219,13 @@ class Rank:
     location: Location | None = None  # where it stands, if it said so
 
 
+class Window(msgspec.Struct):
+    """The steps of a line whose rate is shown."""
+
+    ms: list[float]
+    images: float = 0.0
+
+
 def doubted_network(ranks: Sequence[Rank]) -> str:
     """Return the end of a sentence that names the hosts of ranks that all wait; '' for one host."""
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
@@ -285,8 +295,10 @@ class Watch:
         rank.phase = line.get("phase", rank.phase)
         rank.iterations = line.get("iterations", rank.iterations)
         rank.pid = line.get("pid", rank.pid)
-        if line.get("purpose") in ("warm-up", "timed") and line.get("ms"):
-            rank.images_per_second = 1e3 * line.get("images", 0) / sum(line["ms"])
+        if line.get("purpose") in ("warm-up", "timed"):
+            with contextlib.suppress(msgspec.ValidationError, ZeroDivisionError):  # of a torn line
+                window = msgspec.convert(line, Window)
+                rank.images_per_second = 1e3 * window.images / sum(window.ms)
         if line["kind"] == Kind.DONE:
             rank.done, rank.phase = True, "exit"
         if line["kind"] == Kind.ERROR:
