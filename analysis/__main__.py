@@ -18,6 +18,7 @@ from typing import NamedTuple
 from analysis.input_files import said
 from analysis.text import redact
 from benchmarks.record.safe_text import INTERRUPTED, end_process
+from conf.options import nearest
 
 PROGRAM = "python -m analysis"
 
@@ -89,8 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=f"{__doc__.splitlines()[0]}\n{_listed()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="COMMAND")
-    command = commands[parser.parse_args(arguments[:1]).command]
+    parser.add_argument("command", metavar="COMMAND")
+    name = parser.parse_args(arguments[:1]).command
+    if name not in commands:
+        near = nearest(name, commands)
+        meant = f"did you mean {near}?" if near else f"expected one of: {', '.join(commands)}"
+        parser.error(f"{name}: unknown command; {meant}")
+    command = commands[name]
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} {command.name}", description=command.summary)
     parser.set_defaults(command=command.name)
     if command.module != "definitions":

@@ -109,6 +109,8 @@ def gc_paused() -> Iterator[None]:
 def said(error: Exception) -> str:
     """Return what an error says; of one of the operating system the file first, no number."""
     is_numbered = isinstance(error, OSError) and str(error).startswith("[Errno")
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename}: is a folder; expected a file"
     if isinstance(error, OSError) and is_numbered and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return str(error)

@@ -85,6 +85,8 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
         meant = others_word(f"{group}={name}")
         if name.lower() in choices(group):
             meant = f"write {group}={name.lower()}"
+        if "*" in name:
+            meant = f"write -m '{group}=glob({name.removeprefix('glob:')})'"
         return f"{group}={name}: {meant or expected_name(name, error.options)}"
     if unknown:
         return _unknown_key(unknown[1], cause, arguments)

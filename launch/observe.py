@@ -63,7 +63,8 @@ def observe(command: Sequence[str], output_dir: Path, uri: str | None = None) ->
     Raises Refused: there is no such command; TrackingUnavailable.
     """
     if shutil.which(command[0]) is None:
-        raise Refused(f"COMMAND={command[0]}: it is not found; expected a program")
+        program = f"python {command[0]}" if command[0].endswith(".py") else "a program"
+        raise Refused(f"COMMAND={command[0]}: it is not found; expected {program}")
     folder = CellFolder((output_dir / "observed" / time.strftime("%Y%m%d-%H%M%S")).absolute())
     for path in (folder.path / "ranks", folder.path / "nccl"):
         make_folder(path)

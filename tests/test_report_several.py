@@ -47,7 +47,7 @@ def test_what_differs_comes_first_and_then_the_sections_of_one_study(written):
     assert facts["GPUs"] == ("2 × NVIDIA H200", "4 × NVIDIA H200") and "driver" not in facts
     assert facts["ranks.threads"] == ("16", "32"), "what only the records of the cells say"
     finding = text[text.index("## The finding") : text.index("## The studies")]
-    compared = "4 × H200 on vm (B) against 2 × H200 on vm (A), 4 configurations: slower in 3, not significant in 1."
+    compared = "4 × H200 on vm against 2 × H200 on vm, 4 configurations: slower in 3, not significant in 1."
     assert compared in finding
     cells = rows(written, "cells-1")
     assert {row["runs"] for row in cells} == {"3, 3"}
@@ -130,7 +130,7 @@ def test_labels_of_the_user_name_the_studies_and_an_output_dir_gives_its_studies
     assert main(["report", *studies, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["study"] == "before and after"
-    compared = "after (B) against before (A), 6 configurations: cannot tell in 6."
+    compared = "after against before, 6 configurations: cannot tell in 6."
     assert summary["finding"][1].startswith(compared)
     page = Path(summary["report"])
     assert page.parent.parent == tmp_path / "outputs"

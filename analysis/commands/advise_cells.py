@@ -318,7 +318,7 @@ def _print_advice(ranked: Sequence[RankedCell], omitted: Mapping[Candidate, str]
         behind = "–"
         is_alike = is_as_fast(cell, first)
         if cell is first:
-            behind = "best"
+            behind = "highest" if first.why else "best"
         elif is_alike is not None:
             behind = number(cell.rate / first.rate - 1, "change") + " ~" * is_alike
             rivals += is_alike

@@ -28,6 +28,7 @@ from analysis.findings.between_studies import (
     INCONCLUSIVE,
     MOST_REPEATS,
     PASS,
+    STUDIES,
     CellDifference,
     Differences,
     differences,
@@ -202,7 +203,7 @@ def _cell_json(cell: CellDifference, limit: float) -> dict[str, Any]:
         "outcome": cell.outcome(limit),
         "repeats_needed": cell.repeats_for(limit),
         "why": cell.why,
-        "doubts": cell.doubts,
+        "doubts": cell.doubts(),
         "a": numbers[0],
         "b": numbers[1],
         "differences": steps,
@@ -261,7 +262,7 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
     hidden = len(cells) - min(MOST_ROWS, len(shown))
     if hidden:
         parts.append(f"Not shown: {count(hidden, 'configuration')} (--json has all).")
-    parts += first_lines([f"{cell.name}: {cell.doubts}." for cell in cells if cell.doubts], 3)
+    parts += first_lines([f"{cell.name}: {cell.doubts()}." for cell in cells if cell.doubts()], 3)
     for letter, alone in (("A", result.only_first), ("B", result.only_second)):
         if alone:
             parts.append(f"Only in {letter}: {join_words(_alone(alone), 3)}.")
@@ -291,7 +292,7 @@ def _environment(sides: Sides, result: Differences) -> Iterator[str | Table]:
 
 
 def _table(cells: Sequence[CellDifference], limit: float, width: int) -> Table:
-    table = differences_table(cells, "cells", "B against A")
+    table = differences_table(cells, "cells", "B against A", STUDIES)
     columns = [Column("outcome", "")]
     hidden = DISPENSABLE if width >= NARROW else (*DISPENSABLE, "smallest")
     for column in table.columns:

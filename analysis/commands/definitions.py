@@ -46,6 +46,8 @@ WORDS = {
     "baseline": "the same configuration on one GPU; efficiency is against the slowest of them",
     "nodes": "the hosts of a run",
     "batch": "images or samples per rank and step",
+    "exchange_alone": "the method of a strategy that exchanges gradients without compute; without "
+    "it exposed communication is not known (trainers/OWN.md)",
     "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
     "wait ms": "trace: how long ranks waited in a collective for the one that came last",
     "gap µs": "trace: the median time in which a GPU does nothing between two activities",

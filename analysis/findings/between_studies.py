@@ -66,10 +66,12 @@ class CellDifference:
     all_suspect: tuple[str, ...] = ()  # the studies in which every run of it is suspect
     tests: int = 1  # of its family
 
-    @property
-    def doubts(self) -> str:
-        """What checks said of its runs: `suspect in A: noisy`."""
-        parts = [f"suspect in {study}: {', '.join(codes)}" for study, codes in self.against.items()]
+    def doubts(self, names: Sequence[str] = STUDIES) -> str:
+        """Return what checks said of its runs in studies of these names: `suspect in A: noisy`."""
+        parts = []
+        for study, name in zip(STUDIES, names, strict=True):
+            if study in self.against:
+                parts.append(f"suspect in {name}: {', '.join(self.against[study])}")
         return "; ".join(parts)
 
     @property

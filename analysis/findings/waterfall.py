@@ -99,8 +99,8 @@ class Waterfall:
 
     @property
     def is_explained(self) -> bool:
-        """Whether most parts are known."""
-        return 2 * sum(part.lost is not None for part in self.parts) > len(self.parts)
+        """Whether half of the parts are known."""
+        return 2 * sum(part.lost is not None for part in self.parts) >= len(self.parts)
 
 
 @dataclass(frozen=True)

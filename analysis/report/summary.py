@@ -94,7 +94,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     models = other_models(findings, main)
     if main.point.suspect:  # nothing stands as a fact
         settings = [f"In these runs {line}" for line in settings]
-        network = lost = ""
+        network = ""
     own = [answer(study, main), definition(main.point)]
     answers = [*settings, *order, *own]
     is_doubtful = ranking is not None and ranking.suspect_leader is not None
@@ -462,7 +462,7 @@ def unknown_variation(study: Study, point: Point) -> str:
     if interval(point.rate, "rate"):
         return ""
     if any(len(runs.records) > 1 for runs in study.timed):
-        return "Too few repeated runs: the run-to-run variation is unknown."
+        return "Too few repeated runs of this configuration: its run-to-run variation is unknown."
     return "Single runs: the run-to-run variation is unknown."
 
 
@@ -484,11 +484,12 @@ def doubt(study: Study, point: Point) -> str:
 def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     """Return where the loss comes from: waterfall, strategy `none` or the strategy's cost."""
     point = main.point
+    where = " in these runs" if point.suspect else ""
     for fall in findings.waterfalls:
         if (fall.gpus, fall.key) != (point.gpus, point.key):
             continue
         gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
-        line = f"Scaling loss: {gap} of {number(fall.ideal.value, 'rate')} images/s, "
+        line = f"Scaling loss{where}: {gap} of {number(fall.ideal.value, 'rate')} images/s, "
         line += f"{point.world_size} × the rate of the slowest GPU alone with strategy=none"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
@@ -514,7 +515,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         parts.append(f"{takes}{size} of each {number(step_ms)} ms step, {compared}")
     if not parts:
         return ""
-    return f"Overhead of {point.key['strategy.name']}: {'; '.join(parts)}."
+    return f"Overhead of {point.key['strategy.name']}{where}: {'; '.join(parts)}."
 
 
 def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:

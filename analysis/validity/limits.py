@@ -273,7 +273,9 @@ def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
             return not_applicable("there is only one rank")
         if COST in record.metrics:
             return unchecked_if_training(record)
-        why = "no steps without exchange were timed: the strategy has no exchange_alone"
+        if record.cell.strategy["name"] == "none":
+            return not_applicable("strategy=none exchanges nothing")
+        why = "it needs steps without the exchange, which need exchange_alone (trainers/OWN.md)"
         return unchecked_if_training(record, why)
     share, noise, allowed = facts["share"], facts["noise"], limits.slow_rank_limit
     if not share > allowed:

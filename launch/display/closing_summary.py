@@ -136,8 +136,8 @@ def print_summary(
         sentence, command = split_command(line)
         _, _, reason = line.replace(THIN, " ").removesuffix(".").partition(" is invalid: ")
         repeated = line.startswith(DOUBTFUL) or any(reason in text for text, _ in against if reason)
-        if repeated or (command and is_doubtful):
-            continue  # `doubts` said it; runs in doubt are measured again before others
+        if repeated or (command and (is_doubtful or unfinished)):
+            continue  # `doubts` said it; these runs are measured, or measured again, before others
         _print_indented(console, sentence.replace(THIN, " "), "dim" if is_doubtful else "")
         if command:
             console.print(f"  {command}", markup=False, soft_wrap=True)

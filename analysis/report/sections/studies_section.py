@@ -37,11 +37,12 @@ def studies(
     names = short_names(side.name for side in sides)
     tables = [facts_table(differing, [*names.values()])]
     lines, finding = [], []
-    first = _lettered(names[sides[0].name], "A")
+    first = names[sides[0].name]
     for index, (label, differences) in enumerate(compared.items(), 1):
-        name = _lettered(names[label], "B")
+        name = names[label]
         caption = f"The same configurations, {name} against {first}"
-        tables.append(differences_table(differences.cells, f"cells-{index}", caption))
+        studies = (first, name)
+        tables.append(differences_table(differences.cells, f"cells-{index}", caption, studies))
         if not differences.cells:
             (side,) = (side for side in sides if side.name == label)
             why = why_apart([sides[0]], [side])
@@ -62,18 +63,15 @@ def studies(
     return Section("studies", title, tuple(lines), (), tuple(tables), finding=tuple(finding[:2]))
 
 
-def _lettered(name: str, letter: str) -> str:
-    return name if name == letter else f"{name} ({letter})"
-
-
 def _worst_change(differences: Differences, name: str, first: str) -> str:
     names = short_names(cell.name for cell in differences.cells)
     for verdict in (SLOWER, FASTER):
         for cell, change in _changes(differences):
             if cell.verdict == verdict:
                 size = estimate(scaled(change, math.copysign(1, change.value)), "share")
-                line = f"{spoken(names[cell.name])} is {size} {verdict} on {name} than on {first}"
-                return f"{line} (not reliable: {cell.doubts})." if cell.doubts else f"{line}."
+                line = f"{spoken(names[cell.name])} is {size} {verdict} in {name} than in {first}"
+                doubts = cell.doubts((first, name))
+                return f"{line} (not reliable: {doubts})." if doubts else f"{line}."
     if all(cell.verdict == UNKNOWN or cell.all_suspect for cell in differences.cells):
         why = differences.cells[0].why or "every run is suspect"
         return f"Whether {name} differs from {first} cannot be told: {why}."
@@ -100,7 +98,7 @@ def changes(compared: Mapping[str, Differences]) -> Iterator[Figure]:
             right = number(change.value, "change")
             if cell.verdict not in (SLOWER, FASTER):
                 right += " (n. s.)" if cell.verdict == NO_DIFFERENCE else f", {cell.verdict}"
-            rows.append(DotRow(names[cell.name], right, change, *look, bool(cell.doubts)))
+            rows.append(DotRow(names[cell.name], right, change, *look, bool(cell.against)))
         if rows:
             caption = f"Change on {name}."
             if any(change.low is not None for _, change in cells):
@@ -123,12 +121,15 @@ def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) ->
     return Table("differs", "What differs", tuple(columns), tuple(rows))
 
 
-def differences_table(cells: Sequence[CellDifference], name: str, caption: str) -> Table:
+def differences_table(
+    cells: Sequence[CellDifference], name: str, caption: str, studies: Sequence[str]
+) -> Table:
     """Return both rates of every cell that two studies have, their difference and the verdict."""
+    first, second = studies
     units = {unit_of(cell.metric) for cell in cells if cell.metric}
     unit = ""
     if len(units) == 1:
-        unit = units.pop()
+        unit = f" {units.pop()}"
     names = short_names(cell.name for cell in cells)
 
     def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
@@ -154,11 +155,11 @@ def differences_table(cells: Sequence[CellDifference], name: str, caption: str) 
         (
             Column("cell", "configuration", lambda cell: names[cell.name]),
             Column("runs", "runs", runs, "count"),
-            Column("a", f"A {unit}".strip(), lambda cell: value(cell, cell.first), "number"),
-            Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
+            Column("a", f"{first}{unit}", lambda cell: value(cell, cell.first), "number"),
+            Column("b", f"{second}{unit}", lambda cell: value(cell, cell.second), "number"),
             Column("difference", "difference", "change", "change", True),
             Column("smallest", "detects", detects, "share"),
-            Column("verdict", "verdict on B", lambda cell: verdict_word(cell.verdict)),
+            Column("verdict", f"verdict on {second}", lambda cell: verdict_word(cell.verdict)),
         ),
         cells,
     )
