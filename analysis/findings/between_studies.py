@@ -47,6 +47,10 @@ NO_SCATTER = "too few repeats in {} to know its run-to-run variation; use repeat
 FEWEST_REPEATS = 3  # that alone give a cell a noise floor of its own
 MOST_REPEATS = 100  # that anybody would measure
 STUDIES = ("A", "B")
+SEVERAL = (
+    "has it on several machines or with several versions, of which the last is shown: measure each "
+    "in a study of its own (study=NAME)"
+)
 
 
 @dataclass(frozen=True)
@@ -305,9 +309,7 @@ def _difference(
     if not metric:
         why = "no rate that both measured"
     elif repeated:
-        why = (
-            f"{repeated[0]} has it on several machines or with several versions; the last is shown"
-        )
+        why = f"{repeated[0]} {SEVERAL}"
     unknown = []
     for study, side in zip(STUDIES, numbers, strict=True):
         if metric and side[metric].error is None:

@@ -16,7 +16,7 @@ from analysis.cost import MEASURING
 from analysis.findings.communication import SeveralRecords
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, cell_numbers, heading
-from analysis.report.numbers import THIN, number, two_digits
+from analysis.report.numbers import THIN, number
 from analysis.study.conditions import IMAGES_PER_SECOND
 from analysis.study.intervals import WORDS
 from analysis.study.names import BETWEEN, of_unit, unit_of_cells
@@ -174,7 +174,8 @@ def _remedy(runs: Sequence[Record]) -> str:
                 again = "the same command measures changed code again"
     if not wrong and not LOADED.isdisjoint(codes):
         return "stop other programs; the same command with resume=false measures again"
-    return f"remove the cause (python launch.py -h {(wrong or codes)[0]} explains it); {again}"
+    explain = f"python -m analysis explain {(wrong or codes)[0]}"
+    return f"remove the cause ({explain} says more); {again}"
 
 
 def print_configurations(console: Console, study: Study, records: Sequence[Record]) -> None:
@@ -260,7 +261,7 @@ def _rows(study: Study, members: Sequence[Runs], standings: Standings) -> list[d
         if runs.all_suspect:
             style = "dim"
             if rate:
-                texts[COLUMNS[0]] = f"~{two_digits(rate)}"  # no digits that nobody knows
+                texts[COLUMNS[0]] = f"~{texts[COLUMNS[0]]}"
         elif standing in (TIED, SLOWER):
             texts[AGAINST] = f"{number(behind, 'change')}, {standing}"
         elif standing in (FASTEST, FASTEST_REPEATED):

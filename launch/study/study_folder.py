@@ -12,7 +12,7 @@ import platform
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -409,6 +409,12 @@ def find_finished(
                 again["; ".join(changes)] += 1
     for why, cells_again in again.items():
         note(f"measuring {count(cells_again, 'run')} again: {why}. Earlier results are kept")
+    by_changed_code = _measured_by_other_code(cells, finished, by_id.values())
+    if by_changed_code:
+        note(
+            f"{count(by_changed_code, 'run')} of this study with other code of yours: the changed "
+            "code is measured beside them (for a study of its own, study=NAME)"
+        )
     code = facts.facts().get("code")
     by_other_code = sum(record.environment.get("code") != code for record in finished.values())
     if by_other_code:
@@ -417,3 +423,22 @@ def find_finished(
             "compare these with new ones (resume=false measures all again)"
         )
     return finished
+
+
+def _measured_by_other_code(
+    cells: Sequence[Cell], finished: Collection[int], records: Iterable[Record]
+) -> int:
+    """Return the number of records that differ from a cell to be measured in the user's code."""
+    declared = {}  # by all else of a cell
+    for index, cell in enumerate(cells):
+        if index not in finished and any("sha256" in rules for rules in cell.declared.values()):
+            declared[_without_code(cell)] = cell.declared
+    others = 0
+    for record in records if declared else ():
+        here = declared.get(_without_code(record.cell), record.cell.declared)
+        others += record.state == "finished" and record.cell.declared != here
+    return others
+
+
+def _without_code(cell: Cell) -> str:
+    return dataclasses.replace(cell, declared={}, repeat=0).key
