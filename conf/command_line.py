@@ -44,6 +44,10 @@ _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size", "-g"), _GPUS),
     **dict.fromkeys(("nnodes", "num_nodes", "node_rank", "master_addr", "master_port"), _HOSTS),
+    **dict.fromkeys(
+        ("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "max_restarts"),
+        "leave it out: Ringside starts the ranks itself",
+    ),
     **dict.fromkeys(("lr", "learning_rate"), "write optimizer.learning_rate={}"),
     **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "steps", "max_steps"), _TIMED),
     **dict.fromkeys(("iterations", "iters"), _TIMED),

@@ -23,6 +23,7 @@ from conf.options import Refused, accepted, metadata_of
 from conf.schema import Config
 from launch.hydra_errors import KINDS
 
+EXPLAINED_TOO = ("efficiency",)  # an option and a metric
 # {topic: how the parts of the help that it names begin}
 SECTIONS: dict[str, tuple[str, ...]] = {"list": ("Groups", "Named"), "examples": ("Examples",)}
 
@@ -82,7 +83,7 @@ def answer(line: CommandLine) -> None:
             out.print(_table(["of", "meaning", "accepted", "default"], rows))
         elif group in groups.WITH_RULES:
             out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
-        elif not rows and key not in GROUPS:
+        elif (not rows or topic in EXPLAINED_TOO) and key not in GROUPS:
             from analysis.commands.definitions import explained
 
             of_groups = [name for name in GROUPS if topic in groups.choices(name)]

@@ -221,7 +221,9 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     assert "~9,2" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
     assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
     assert "2 to 3 runs each" in lines[1]
-    assert "✗ NOT RELIABLE: 25 runs: 1 invalid, 4 suspect, 20 valid" in lines
+    assert (
+        "✗ NOT RELIABLE: 25 runs, the drift run among them: 1 invalid, 4 suspect, 20 valid" in lines
+    )
     assert f"  invalid: {named}: gradient_not_mean: relative error 1" in lines
     assert "  noisy: step time varies: ±2 % (and 3 more runs)" in lines
     assert "The answer." in lines and not any("Not reliable" in line for line in lines)

@@ -130,7 +130,7 @@ def test_weights_that_are_equal_and_no_mean_are_invalid(forked):
 @pytest.mark.parametrize(
     ("strategy", "sentence"),
     [
-        ({"name": "fsdp"}, "strategy=fsdp: the model has no blocks to shard by"),
+        ({"name": "fsdp"}, "strategy=fsdp: the model has no repeated blocks to shard by"),
         ({"name": "hsdp", "shard_size": 3}, "strategy.shard_size=3: does not divide 2 ranks"),
         ({"name": "local_sgd", "fragments": 9}, "strategy.fragments=9: the model has 8 parameters"),
     ],

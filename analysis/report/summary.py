@@ -471,10 +471,14 @@ def doubt(study: Study, point: Point) -> str:
     if not point.suspect:
         return ""
     by_code: dict[str, str] = {}
-    for record in study.records_of(point.record_ids):
+    records = study.records_of(point.record_ids)
+    for record in records:
         if record.validity.verdict == "suspect":
             by_code = {**record.validity.against, **by_code}
-    reasons = [single_line(sentence(text), REASON_LENGTH) for text in by_code.values()]
+    reasons = []
+    for text in by_code.values():
+        reason = text.replace(" this run ", " a run ") if len(records) > 1 else text
+        reasons.append(single_line(sentence(reason), REASON_LENGTH))
     line = " ".join(["Not reliable.", *reasons[:MOST_REASONS]])
     if len(reasons) > MOST_REASONS:
         line += f" And {count(len(reasons) - MOST_REASONS, 'more reason')}."

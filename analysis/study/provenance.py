@@ -359,7 +359,7 @@ PROVENANCE: Mapping[str, Fact] = {
     "machine": Fact(must_match=False),  # Machines.name
     "driver": Fact(of_host=lambda facts: facts.get("gpu", {}).get("driver") or "", of_gpus=True),
     "torch": Fact("torch"),
-    "CUDA": Fact("cuda"),
+    "CUDA": Fact("cuda", of_gpus=True),
     "NCCL": Fact("nccl", of_gpus=True),
     "cuDNN": Fact("cudnn", of_gpus=True),
     "Python": Fact("python", parts=2),

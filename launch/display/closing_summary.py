@@ -353,6 +353,8 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
         elif len(words) == 1:
             every = "both" if len(finished) == 2 else f"all {len(finished):,}"
             text = f"{every} runs {next(iter(verdicts))}"
+        elif any(record.drift for record in finished):
+            text = text.replace(":", ", the drift run among them:", 1)
         is_reliable = verdicts["valid"] and not finding.startswith(NOT_RELIABLE)
         reliable = "" if is_reliable else "NOT RELIABLE: "
         mark = "✓" if verdicts["valid"] == len(finished) else "✗"
@@ -360,7 +362,8 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
         lines.append((f"{mark} {reliable}{text}", style))
     for (style, name), texts in sorted(reasons.items())[:MOST_REASONS]:
         more = f" (and {count(len(texts) - 1, 'more run')})" if len(texts) > 1 else ""
-        text = next((text for text in texts if text[1:] in finding), texts[0])
+        of_any = finding.replace(" a run ", " this run ")
+        text = next((text for text in texts if text[1:] in of_any), texts[0])
         lines.append((f"  {name}: {text}{more}", style))
     if len(reasons) > MOST_REASONS:
         lines.append((f"  … and {len(reasons) - MOST_REASONS} more (the report has all)", ""))

@@ -261,8 +261,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     blocks = list(_blocks(model))
     if len(blocks) < 2:
         raise ValueError(
-            "strategy=fsdp: the model has no blocks to shard by; expected one of repeated modules "
-            "that have modules, such as resnet50"
+            "strategy=fsdp: the model has no repeated blocks to shard by; choose one that has, "
+            "such as model=resnet50"
         )
     return blocks
 
