@@ -218,7 +218,7 @@ def test_doubts_stand_beside_the_numbers_that_they_are_about_and_are_said_once()
     said = ["Not reliable. Step time varies: ±2 %.", "The answer."]  # the number of repeat 2
     lines = closing(measured, 100, said)
     by_name = {line.split()[0]: line for line in lines if line}
-    assert "~9,2" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
+    assert "~9,227" in by_name["cpu_staged"] and "suspect: noisy" in by_name["cpu_staged"]
     assert "9,472" in by_name["none"] and "1 of 3 suspect: noisy" in by_name["none"]
     assert "2 to 3 runs each" in lines[1]
     assert (

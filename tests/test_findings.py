@@ -218,6 +218,18 @@ def test_without_clocks_or_any_control_there_is_no_part_of_them():
     assert falls == () and [*missing.values()] == ["waterfall=true"]
 
 
+def test_a_strategy_without_exchange_alone_lacks_no_control_runs():
+    made = []
+    for one in Simulator(Truth(noise=0.0)).explained(FOUR, repeats=1):
+        untimed = {**one.metrics, CLOCK: math.nan}
+        untimed.pop("strategy/cost_ms", None)
+        made.append(changed(one, metrics=untimed))
+    (fall,), missing = waterfalls(made)
+    assert fall.is_explained and missing == {}
+    unknown = {part.name: part.why for part in fall.parts if part.lost is None}
+    assert "no exchange_alone" in unknown[COMMUNICATION]
+
+
 @pytest.mark.parametrize(
     ("waiting_ms", "known"), [(0.3, (True, True)), (2.0, (False, True)), (-0.1, (True, False))]
 )

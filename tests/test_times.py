@@ -96,7 +96,7 @@ def test_a_slow_rank_is_unchecked_where_no_steps_without_exchange_were_timed():
     checks, metrics = values["checks"], values["metrics"]
     del checks["slowest_rank"]
     without = {name: value for name, value in metrics.items() if name != "strategy/cost_ms"}
-    for had, why in ((without, "has no exchange_alone"), (metrics, "did not report it")):
+    for had, why in ((without, "which need exchange_alone"), (metrics, "did not report it")):
         made = dataclasses.replace(record, metrics=had, checks=checks, effective={})
         assert why in judge(made, ValidityLimits()).unchecked["slow_rank"]
 

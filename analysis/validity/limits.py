@@ -273,7 +273,7 @@ def slow_rank(record: Record, limits: ValidityLimits) -> Judgement:
             return not_applicable("there is only one rank")
         if COST in record.metrics:
             return unchecked_if_training(record)
-        if record.cell.strategy["name"] == "none":
+        if record.cell.trains and record.cell.strategy["name"] == "none":
             return not_applicable("strategy=none exchanges nothing")
         why = "it needs steps without the exchange, which need exchange_alone (trainers/OWN.md)"
         return unchecked_if_training(record, why)
