@@ -296,7 +296,7 @@ class Watch:
         rank.iterations = line.get("iterations", rank.iterations)
         rank.pid = line.get("pid", rank.pid)
         if line.get("purpose") in ("warm-up", "timed"):
-            with contextlib.suppress(msgspec.ValidationError, ZeroDivisionError):  # of a torn line
+            with contextlib.suppress(ValueError, ZeroDivisionError):  # of a torn line
                 window = msgspec.convert(line, Window)
                 rank.images_per_second = 1e3 * window.images / sum(window.ms)
         if line["kind"] == Kind.DONE:
