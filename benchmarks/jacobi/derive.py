@@ -19,7 +19,8 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     seconds, one_gpu_seconds = statistics.median(all_seconds), statistics.median(alone_seconds)
     nx, ny, iterations = solves[0]["nx"], solves[0]["ny"], solves[0]["iterations_done"][0]
     speedup = one_gpu_seconds / seconds
-    rate = iterations * (nx - 2) * (ny - 2) * POINT_BYTES / one_gpu_seconds
+    bytes_a_sweep = float((nx - 2) * (ny - 2) * POINT_BYTES)  # a text times an int is a long text
+    rate = bytes_a_sweep * iterations / one_gpu_seconds
     copy_rate = copied["bytes"] / copied["seconds"]
     metrics = {}
     if cell.world_size > 1:
