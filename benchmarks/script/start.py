@@ -259,17 +259,17 @@ class ScriptRank:
             self._reporter.phase(phase)
 
     def _has_enough(self) -> bool:
+        least_s = self._options["warmup_min_seconds"] + self._options["max_seconds"]
+        has_printed = bool(self._printed_s) and time.monotonic() - self._printed_s[0] >= least_s
         if self._traces:
-            lasted_s = time.monotonic() - self._started_s
-            if self._printed_s and not self._has_steps and lasted_s > IMPORT_SECONDS:
+            if has_printed and not self._has_steps:
                 raise ScriptFailed("no step of a torch optimizer was seen, so none can be traced")
             return self._has_traced
         if self._options["whole"]:
             return False
         if self._ms:
             return self._has_enough_steps
-        least_s = self._options["warmup_min_seconds"] + self._options["max_seconds"]
-        return bool(self._printed_s) and time.monotonic() - self._printed_s[0] >= least_s
+        return has_printed
 
     def _vote(self) -> int:
         """Say once to all ranks that this one has enough; return how many have."""
