@@ -102,7 +102,16 @@ def beyond(share: float, allowed: float, what: str = "%") -> str | None:
     """Return by how many % a share exceeds what is allowed; None within it. NaN exceeds it."""
     if share <= allowed:
         return None
-    return f"{100 * share:.1f} {what}, allowed {100 * allowed:.1f} %"
+    return f"{percent_above(share, allowed)} {what}, allowed {100 * allowed:.1f} %"
+
+
+def percent_above(share: float, allowed: float) -> str:
+    """Return a share in % with one decimal, or with as many as show that it is above its limit."""
+    for decimals in (1, 2, 3):
+        text = f"{100 * share:.{decimals}f}"
+        if text != f"{100 * allowed:.{decimals}f}":
+            break
+    return text
 
 
 def unchecked(why: str) -> CheckOutcome:

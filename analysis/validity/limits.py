@@ -17,6 +17,7 @@ from analysis.validity.check import (
     beyond,
     check,
     not_applicable,
+    percent_above,
     unchecked,
     unchecked_if_training,
     unchecked_on_gpus,
@@ -137,7 +138,8 @@ def noisy(record: Record, limits: ValidityLimits) -> Judgement:
         return unchecked_if_training(record, "too few steps for an interval")
     if half <= limits.noise_limit:
         return None
-    return f"±{100 * half:.1f} %, allowed ±{100 * limits.noise_limit:.1f} %"
+    limit = limits.noise_limit
+    return f"±{percent_above(half, limit)} %, allowed ±{100 * limit:.1f} %"
 
 
 @check("suspect", "the GPU waits for the CPU to launch work: {}")
