@@ -108,13 +108,17 @@ def median_and_interval(runs: Runs, metric: str) -> str:
 
 def about_intervals(study: Study, subject: str = "Ranges are") -> str:
     """Return ` Ranges are 95 % intervals for the next run, …`, to end a caption; empty without."""
-    runs, lent_by = [], ""
+    runs, lent_by, borrows = [], "", False
+    measured: Counter[FloorGroup] = Counter(same.group for _, same in study.drift)
+    for same in study.runs:
+        measured[same.group] += len(same.values(RATE))
     for same in study.runs:
         floor = same.floor(RATE)
         if floor is None or not same.values(RATE):
             continue
         if not floor.lenders:
             runs.append(floor.runs)
+            borrows = borrows or floor.runs > measured[same.group]
         elif lent_by in ("", floor.lent_by):
             lent_by = floor.lent_by
         else:
@@ -122,6 +126,8 @@ def about_intervals(study: Study, subject: str = "Ranges are") -> str:
     basis = intervals.rests_on(runs, lent_by)
     if not basis:
         return ""
+    if borrows:
+        basis += " (some are of other studies)"
     return f" {subject} 95 % intervals {intervals.WORDS}, {basis}."
 
 
