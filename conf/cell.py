@@ -256,17 +256,26 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell for people: `resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`."""
-        parts = []
-        if self.runs_script:
-            parts.append(self.model.name)
-        elif self.benchmark["name"] != "throughput":
-            parts.append(self.benchmark["name"])
+        parts = [*self.subject]
         if self.trains:
-            parts += [self.model.name, self.strategy["name"]]
+            parts.append(self.strategy["name"])
         parts += [self.where, *self.labels]
         for name, value in sorted(self.nccl.items()):
             parts.append(f"{name.removeprefix('NCCL_')}={value}")
         return " · ".join(parts)
+
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """The names of what it measures: its script, or its benchmark and model; of `throughput`
+        the model alone."""
+        if self.runs_script:
+            return (self.model.name,)
+        names = []
+        if self.benchmark["name"] != "throughput":
+            names.append(self.benchmark["name"])
+        if self.trains:
+            names.append(self.model.name)
+        return tuple(names)
 
     @property
     def where(self) -> str:

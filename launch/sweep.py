@@ -344,6 +344,8 @@ class SweepRun:
         findings: Sequence[str] = ()
         was_stopped = self.stopping()
         has_news = bool(self.measured) or not was_stopped
+        every_run = [*self.done.values(), *self.measured]
+        subjects = {record.cell.subject for record in every_run}
 
         def of_study() -> list[Record]:
             """Nothing once a signal comes meanwhile: the user waits, and `sync` writes the rest."""
@@ -360,7 +362,7 @@ class SweepRun:
         if self._writable and has_news:
             with self.stopping.at_once():
                 update_noise_floor(self.study.folder, self.known, self._note)
-                page, findings = self.report.write()
+                page, findings = self.report.write(subjects)
         with self.stopping.at_once():
             self.mlflow.close(
                 self.measured, self.done.values(), of_study(), self.stopping, page and page.parent
@@ -377,7 +379,6 @@ class SweepRun:
             unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
         slow: list[str] = []
         is_open = False
-        every_run = [*self.done.values(), *self.measured]
         if self.config.health:
             from analysis.findings.health import health  # needs numpy
 
@@ -399,7 +400,8 @@ class SweepRun:
                 where += [f"tuned    {path}" for path in write_tuned(self.study, self.asked, race)]
             findings = answer(self.asked, race)
         with self.stopping.at_once():
-            shown = Study.of(of_study(), scatters=self.other_studies)
+            records = [record for record in of_study() if record.cell.subject in subjects]
+            shown = Study.of(records, scatters=self.other_studies)
             print_summary(self.console, self.study, shown, every_run, unfinished, findings, where)
         status = exit_status(
             every_run,

@@ -189,7 +189,9 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
         )
         steps.append(lambda job: time.sleep(0.3))
     else:
-        monkeypatch.setattr(StudyReport, "write", lambda self: interrupts() or real_write(self))
+        monkeypatch.setattr(
+            StudyReport, "write", lambda self, subjects: interrupts() or real_write(self, subjects)
+        )
     began = time.monotonic()
     done = run(Engine(*steps, opening=opening), output_dir, 2, "report=false")
     assert done.status == 130 and time.monotonic() - began < 20

@@ -22,7 +22,7 @@ from analysis import open_study as open_notebook
 from analysis.__main__ import main
 from analysis.findings.comparisons import Comparison
 from analysis.findings.examine import Findings, findings_of
-from analysis.report.build import examine
+from analysis.report.build import examine, finding_on, report_of
 from analysis.report.cell_numbers import cell_numbers
 from analysis.report.charts import Axis, DotRow, DrawnCurve, curves_figure, rows_figure
 from analysis.report.figure import colours, style
@@ -262,6 +262,18 @@ def finding(tmp_path, records):
     content, _ = examine(study(tmp_path / "study", records))
     assert len(content.finding) <= 5
     return [plain(line) for line in content.finding]
+
+
+def test_a_sweep_ends_with_what_its_own_models_showed(tmp_path):
+    other = {"cell": {"model": {"name": "resnet18"}}}
+    made = [small(1, [0], 100.0), small(2, [0], 50.0, **other), small(3, [0, 1], 95.0)]
+    read = open_study(study(tmp_path / "study", made))
+    whole = report_of(read, findings_of(read))
+    every = {record.cell.subject for record in read.records}
+    assert every == {("resnet50",), ("resnet18",)}
+    assert finding_on(every, read, whole) == whole.finding
+    said = " ".join(finding_on({("resnet18",)}, read, whole))
+    assert "resnet18" in said and "resnet50" not in said
 
 
 def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):

@@ -126,7 +126,7 @@ def test_a_signal_while_done_cells_are_settled_ends_it(tmp_path, monkeypatch, si
 IN_REPORT = """
 from launch.study.background import StudyReport
 
-def write(self):
+def write(self, subjects):
     with contextlib.suppress(KeyboardInterrupt):
         signal.raise_signal({signum})
     time.sleep(0.3)

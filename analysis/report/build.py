@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,6 +41,7 @@ from analysis.report.sections import (
 )
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.names import short_names
+from analysis.study.noise_floor import of_other_studies
 from analysis.study.provenance import hardware
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
@@ -208,6 +209,19 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
         answer,
         methods(study, findings),
     )
+
+
+def finding_on(subjects: Collection[tuple[str, ...]], study: Study, whole: Report) -> Sequence[str]:
+    """Return the sentences of a study's report on these subjects of its cells alone."""
+    records = []
+    for record in (*study.records, *study.replaced):
+        if record.cell.subject in subjects:
+            records.append(record)
+    if len(records) == len(study.records) + len(study.replaced):
+        return whole.finding
+    scatters = of_other_studies(study.folder) if study.folder else None
+    part = Study.of(records, folder=study.folder, scatters=scatters)
+    return report_of(part, findings_of(part)).finding
 
 
 def joined_by_anchor(sections: Iterable[Section]) -> list[Section]:

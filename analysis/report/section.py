@@ -18,6 +18,7 @@ from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.intervals import Estimate
 from analysis.study.names import of_unit, unit_of
+from analysis.study.noise_floor import FloorGroup
 from analysis.study.runs import Runs, median_of, named
 from analysis.study.study import Study
 from analysis.text import single_line

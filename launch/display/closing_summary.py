@@ -49,6 +49,7 @@ MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has 
 LOG_LINES = 5  # of the log of a failed cell
 MEASURED_ELSEWHERE = 3  # an exit status
 MOST_REASONS = 5  # of doubt
+MOST_SUBJECTS = 3  # models, scripts or benchmarks; of more the number is given
 NOT_RELIABLE = "Not reliable"
 DOUBTFUL = (NOT_RELIABLE, "Checks cast doubt")  # how the report begins to say the same
 BAR_LENGTH = 10  # characters, of the highest rate
@@ -131,7 +132,9 @@ def print_summary(
     if finding and finding[0].startswith(NOT_RELIABLE):
         is_doubtful = any(record.validity.against for record in runs)
     if finding and len(shown.records) > len(runs):
-        _print_indented(console, f"All {len(shown.records):,} runs of study {study.folder.name}:")
+        subjects = dict.fromkeys(" ".join(record.cell.subject) for record in shown.records)
+        runs_of = f"{len(shown.records):,} runs of {join_words(list(subjects), MOST_SUBJECTS)}"
+        _print_indented(console, f"All {runs_of} in study {study.folder.name}:")
     for line in finding:
         sentence, command = split_command(line)
         _, _, reason = line.replace(THIN, " ").removesuffix(".").partition(" is invalid: ")

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -157,19 +157,23 @@ class StudyReport:
                 if may_go_on():
                     importlib.import_module(name)
 
-    def write(self) -> tuple[Path | None, Sequence[str]]:
-        """Write it, and open it if asked; return its page, None without one, and its finding."""
+    def write(self, subjects: Collection[tuple[str, ...]]) -> tuple[Path | None, Sequence[str]]:
+        """Write it, and open it if asked; return its page, None without one, and its sentences on
+        these subjects of cells."""
         if not self.wanted:
             return None, ()
         try:
             with gc_paused():
-                from analysis.report.build import examine  # a second to import
+                from analysis.findings.examine import findings_of  # a second to import
+                from analysis.report.build import checked_study, finding_on, report_of
                 from analysis.report.figure import ON_PAGE, WIDTHS_IN
                 from analysis.report.report_files import write
 
                 width = self._option if self._option in WIDTHS_IN else ON_PAGE
-                content, _ = examine(self._study_folder, width)
+                study = checked_study(self._study_folder)
+                content = report_of(study, findings_of(study), width)
                 page = write(content, self._study_folder / REPORT)
+                finding = finding_on(subjects, study, content)
         except Exception as error:
             # A full disk, a font, a record that nobody thought of: every record is safe already.
             reason = f"{type(error).__name__}: {error}"
@@ -182,7 +186,7 @@ class StudyReport:
         desktop = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if self._option == "open" and desktop:
             webbrowser.open(page.absolute().as_uri())
-        return page, content.finding
+        return page, finding
 
 
 MODEL = "analysis.prediction.forecast"
