@@ -2,6 +2,7 @@
 not see."""
 
 import argparse
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,11 +68,6 @@ OTHERS_WORDS = {
         "write data.loader=my_module:load (trainers/OWN.md)",
     ),
     "name": "write study={}",
-    "-b": "write benchmark=collectives benchmark.min_bytes={}",
-    "-e": "write benchmark=collectives benchmark.max_bytes={}",
-    "-f": "write benchmark=collectives benchmark.factor={}",
-    "-n": "write benchmark=collectives benchmark.iterations={}; for ranks write gpus=0,1",
-    "-w": "write benchmark=collectives benchmark.warmup={}",
     **dict.fromkeys(("timeout", "max_time"), "write engine.cell_timeout_s={}"),
     "warmup": "write benchmark.warmup_iterations={}",
     **dict.fromkeys(
@@ -91,6 +87,14 @@ OTHERS_WORDS = {
     "strategy=zero3": "write strategy=fsdp",
     "strategy=gloo": "write device=cpu strategy=nccl_allreduce",
     "strategy=diloco": "write strategy=local_sgd strategy.outer=nesterov",
+}
+# Options of nccl-tests, and what benchmark=collectives calls them.
+OF_NCCL_TESTS = {
+    "-b": "min_bytes",
+    "-e": "max_bytes",
+    "-f": "factor",
+    "-n": "iterations",
+    "-w": "warmup",
 }
 # Words alone that ask for help, and how it is asked for here.
 ASK_FOR_HELP = {
@@ -153,6 +157,10 @@ def read(arguments: Sequence[str]) -> CommandLine:
             without_dashes = name.strip("-").replace("-", "_")
             meant = others_word(name, value) or others_word(without_dashes, value)
             rule = f"write options without dashes, as in gpus=0,1; {DASHED}"
+            if OF_NCCL_TESTS.keys() & overrides:
+                meant = _of_nccl_tests(overrides)
+            elif value and _is_option(without_dashes):
+                rule = f"write {without_dashes}={value}"
             raise Refused(f"{argument}: {meant or rule}")
     return CommandLine(overrides, **vars(options))
 
@@ -169,6 +177,20 @@ def with_first_study(arguments: Sequence[str]) -> list[str]:
 def others_word(word: str, value: str = "") -> str:
     """Return what to write for a word of another program's; '' where that is not known."""
     return OTHERS_WORDS.get(word.lower(), "").replace("{}", value or "VALUE")
+
+
+def _is_option(name: str) -> bool:
+    from conf.schema import Config  # with Hydra, which takes a while
+
+    return name in Config.__dataclass_fields__
+
+
+def _of_nccl_tests(words: Sequence[str]) -> str:
+    options = ["benchmark=collectives"]
+    for name, value in itertools.pairwise(words):
+        if name in OF_NCCL_TESTS:
+            options.append(f"benchmark.{OF_NCCL_TESTS[name]}={value}")
+    return f"write {' '.join(options)}; one rank runs on each GPU of gpus=0,1"
 
 
 def _of_a_bare_word(text: str) -> str:
