@@ -128,7 +128,10 @@ def test_suspect_runs_give_no_verdict_but_the_difference_and_what_to_do(tmp_path
     assert (status, found["cells"][0]["smallest"]) == (3, pytest.approx(1 - 1 / 2.806, abs=1e-3))
     assert main(["compare", *map(str, arguments)]) == 3
     out = capsys.readouterr().out.replace("\u00a0", " ")
-    assert "is 87.0 % (70.3 to 94.3) slower on B, but every run is suspect in A and B" in out
+    assert (
+        "is 87.0 % (70.3 to 94.3) slower on B, but every run that is compared is suspect in A and B"
+        in out
+    )
     assert "(foreign_cpu): measure both again on an idle machine with resume=false" in out
     assert "detects" not in out, "what could have been seen is not a question where it was"
 

@@ -179,7 +179,7 @@ def test_a_sweep_ends_with_a_line_for_each_configuration(width):
     assert "fastest" not in rows[0] and "fastest" in rows[1]
     assert "−0.28 %, tied" in lines[2] and "−9.8 %, slower" in lines[7]
     assert all(row[-1] == "✓" for row in rows)
-    assert lines[8] == "✓ all 25 runs valid"
+    assert lines[8] == "✓ all 25 runs valid (with the drift run)"
 
 
 def test_each_benchmark_of_a_sweep_has_a_table_of_its_own(tmp_path):
@@ -398,7 +398,7 @@ def test_a_dumb_terminal_gets_a_line_for_each_cell_while_it_runs(monkeypatch):
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_reference_is_explained_below_its_column(width):
     measured = records("strategies")
-    sentence = "reference: the same bytes sent as one large message, without waiting"
+    sentence = "reference: the same bytes at the rate of one large transfer, without waiting"
     _, lines = settled(measured, width)
     assert ("of reference speed" in lines[0]) == (sentence in lines) == (width == 200)
     plain, _ = settled(measured, width, terminal=False)

@@ -378,7 +378,7 @@ def _suspect(cell: CellDifference) -> str:
     if LOADED & codes.keys():
         remedy = f"measure {studies} again on an idle machine with resume=false"
     where = " and ".join(cell.all_suspect)
-    return f"every run is suspect in {where} ({', '.join(codes)}): {remedy}"
+    return f"every run that is compared is suspect in {where} ({', '.join(codes)}): {remedy}"
 
 
 def _alone(names: Mapping[str, str]) -> list[str]:

@@ -59,7 +59,8 @@ WORDS = {
     "transfer ms": "trace: a collective without the waiting for the last rank",
     "straggler": "the rank that came last, for which the others waited",
     "assumed_network": "the forecast rests on --net: no run measured the network",
-    "reference": "what moved an exchange's bytes as fast as its path allows, without waiting",
+    "reference": "the time of an exchange's bytes at the rate of one large transfer on the same "
+    "path, without waiting",
     "ring": "reference: one large NCCL message, gather or all-reduce around all GPUs",
     "memory_copy": "reference of CPU workers: a copy of the same bytes in memory",
     "host_link": "reference: copies of all GPUs to and from host memory at once",
@@ -72,7 +73,8 @@ WORDS = {
     "n. s.": "not significant",
     "cannot tell": "too few repeats, or the configurations differ in more than one option",
     "detects": "the smallest difference that these runs show in four studies of five",
-    "PASS": "compare: no slowdown of --limit or more, and these runs would have shown one",
+    "PASS": "compare: the measured slowdown is below --limit, and these runs can show one of that "
+    "size. A true slowdown close to --limit may pass or fail",
     "FAIL": "compare: significantly slower, by --limit or more",
     "INCONCLUSIVE": "compare: these runs cannot show a slowdown of --limit, or all are suspect",
 }

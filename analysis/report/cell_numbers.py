@@ -123,14 +123,17 @@ def margin(values: Mapping[str, float]) -> str:
 
 def about_margins(values: Iterable[Mapping[str, float]]) -> str:
     """Return what ± is: `± for the next run, from 12 runs of equal cells`; empty without any."""
-    runs, lent_by = [], ""
+    runs, lent_by, shown = [], "", 0
     for of_cell in values:
+        shown += 1
         for name, value in of_cell.items():
             if name.endswith("ci_runs"):
                 runs.append(value)
         if RUNS not in of_cell and ends_of(IMAGES_PER_SECOND, of_cell):
             lent_by = "other configurations"
     basis = rests_on(runs, lent_by)
+    if runs and max(runs) > shown:
+        basis += " (not all are of this sweep)"
     return f"± {WORDS} (95 %), {basis}" if basis else ""
 
 
@@ -138,7 +141,7 @@ def about_columns(shown: Container[str]) -> str:
     """Return what the reference of an exchange and the interval of a cost are, where shown."""
     words = []
     if COLUMN_OF[IDEAL] in shown:
-        words.append("reference: the same bytes sent as one large message, without waiting")
+        words.append("reference: the same bytes at the rate of one large transfer, without waiting")
     if COLUMN_OF[COST] in shown:
         words.append("cost: with the 95 % interval for the next run, else that inside the run")
     return "; ".join(words)

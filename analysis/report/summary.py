@@ -479,7 +479,11 @@ def doubt(study: Study, point: Point) -> str:
     for text in by_code.values():
         reason = text.replace(" this run ", " a run ") if len(records) > 1 else text
         reasons.append(single_line(sentence(reason), REASON_LENGTH))
-    line = " ".join(["Not reliable.", *reasons[:MOST_REASONS]])
+    doubtful = sum(record.validity.verdict == "suspect" for record in records)
+    first = "Not reliable."
+    if doubtful < len(records):
+        first = f"Checks cast doubt on {doubtful} of {count(len(records), 'run')}."
+    line = " ".join([first, *reasons[:MOST_REASONS]])
     if len(reasons) > MOST_REASONS:
         line += f" And {count(len(reasons) - MOST_REASONS, 'more reason')}."
     return line

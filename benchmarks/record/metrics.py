@@ -198,8 +198,8 @@ _TABLE = (
         "comm/ideal_ratio",
         "speed of the exchange as a share of its reference",
         column="of reference speed",
-        formula="comm/ideal_ms ÷ comm/exchange_ms; the reference moves the same bytes by plain "
-        "collectives or copies",
+        formula="comm/ideal_ms ÷ comm/exchange_ms; the reference moves the same bytes at "
+        "the rate of large plain collectives or copies",
     ),
     _more(
         "comm/algbw_gb_per_s",
@@ -237,7 +237,8 @@ _TABLE = (
     _plain(
         "comm/ideal_ms",
         "time of the reference",
-        formula="the same bytes by plain collectives or copies: the slowest of reference/<way>_ms",
+        formula="the same bytes at the rate of large plain collectives or copies: the slowest of "
+        "reference/<way>_ms",
     ),
     _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(

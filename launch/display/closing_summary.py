@@ -134,7 +134,9 @@ def print_summary(
     if finding and len(shown.records) > len(runs):
         subjects = dict.fromkeys(" ".join(record.cell.subject) for record in shown.records)
         runs_of = f"{len(shown.records):,} runs of {join_words(list(subjects), MOST_SUBJECTS)}"
-        _print_indented(console, f"All {runs_of} in study {study.folder.name}:")
+        drift = sum(record.drift for record in shown.records)
+        among = f" ({count(drift, 'drift run')} among them)" if drift else ""
+        _print_indented(console, f"All {runs_of} in study {study.folder.name}{among}:")
     for line in finding:
         sentence, command = split_command(line)
         _, _, reason = line.replace(THIN, " ").removesuffix(".").partition(" is invalid: ")
@@ -351,12 +353,15 @@ def doubts(records: Sequence[Record], finding: str = "") -> list[tuple[str, str]
     words = [f"{verdicts[verdict]} {verdict}" for verdict in STYLES if verdicts[verdict]]
     if finished:
         text = f"{count(len(finished), 'run')}: {', '.join(words)}"
+        has_drift = any(record.drift for record in finished)
         if len(finished) == 1:
             text = f"the run is {finished[0].validity.verdict}"
         elif len(words) == 1:
             every = "both" if len(finished) == 2 else f"all {len(finished):,}"
             text = f"{every} runs {next(iter(verdicts))}"
-        elif any(record.drift for record in finished):
+            if has_drift:
+                text += " (with the drift run)"
+        elif has_drift:
             text = text.replace(":", ", the drift run among them:", 1)
         is_reliable = verdicts["valid"] and not finding.startswith(NOT_RELIABLE)
         reliable = "" if is_reliable else "NOT RELIABLE: "

@@ -297,6 +297,9 @@ class Screen:
             done -= cells
             if cells:
                 rest += f", {cells} {state}"
+        before = self.states.count("done before")
+        if before:
+            rest += f", {before} done before"
         status = f"{done} of {count(len(self.cells), 'run')} in {elapsed}{rest}"
         estimates_s = list(self._estimates_s)
         for row, (since, _) in self._running.copy().items():
