@@ -23,7 +23,8 @@ NEAR = 0.75  # of difflib's ratio
 ORDER = ("invalid", "suspect", "finding", "unchecked")
 # Words and columns that are no metric and no code.
 WORDS = {
-    "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one",
+    "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one. "
+    "Of a difference it is the confidence interval",
     "one run": "shown instead of ± where run-to-run variation is unknown; repeats=3 measures it",
     "GPUs": "the GPU ids of a run, in the order of its ranks",
     "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",

@@ -536,7 +536,7 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     """the bytes recorded for the gradient, for the exchange and for GB/s contradict each other, or
-    a rank sent another number of bytes than the strategy declares (`sends` in its YAML)
+    the strategy states another number of sent bytes than its formula gives (`sends` in its YAML)
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:
