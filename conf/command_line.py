@@ -146,6 +146,13 @@ def read(arguments: Sequence[str]) -> CommandLine:
     given: dict[str, str] = {}
     for number, argument in enumerate(overrides):
         name, equals, value = argument.partition("=")
+        joined = _joined(overrides[number:])
+        if equals and joined != argument:
+            is_sweep = name not in (GPUS.option, NODES.option) or "+" in joined
+            written = "-m " * (is_sweep and not options.multirun) + joined
+            raise Refused(
+                f"{argument}: has a space next to a comma; leave out the space and write {written}"
+            )
         first = given.setdefault(name, value)
         if equals and first != value:
             if name in (GPUS.option, NODES.option):  # a comma joins the members of a set
@@ -177,6 +184,18 @@ def with_first_study(arguments: Sequence[str]) -> list[str]:
 def others_word(word: str, value: str = "") -> str:
     """Return what to write for a word of another program's; '' where that is not known."""
     return OTHERS_WORDS.get(word.lower(), "").replace("{}", value or "VALUE")
+
+
+def _joined(words: Sequence[str]) -> str:
+    """Return the first word with those that only a space next to a comma parts from it."""
+    whole = words[0]
+    start = f"{whole.partition('=')[0]}="
+    for word in words[1:]:
+        is_another = word.startswith("-") or ("=" in word and not word.startswith(start))
+        if (is_another and "[" not in whole) or not (whole.endswith(",") or word.startswith(",")):
+            break
+        whole += word.removeprefix(start)
+    return whole
 
 
 def _is_option(name: str) -> bool:
