@@ -4,6 +4,7 @@ not see."""
 import argparse
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ FIRST_STUDY = "+experiment=first"  # what is measured where nothing is asked for
 # Options that do not say what is measured, and those of their groups.
 BESIDE_FIRST = ("dry_run", "output_dir", "study", "report", "resume", "tracking", "validity")
 DASHED = "with dashes there are -m, --help, --version, --cfg job and --config-dir"
+SCRIPT = "benchmark.run="
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 # Words of a command, of which Hydra would take {host} for a dictionary.
 PREFIX = re.compile(r"((?:engine\.prefix|benchmark\.(?:run|launcher))=)\[([^'\"\[\]]+)\]")
@@ -139,10 +141,12 @@ def read(arguments: Sequence[str]) -> CommandLine:
     parser.add_argument("--cfg", "-c", choices=["job"], dest="config")
     parser.add_argument("--config-dir", "-cd", type=lambda folder: Path(folder).absolute())
     parser.add_argument("--shell-completion", "-sc", action="store_true", dest="completion")
+    _refuse_script(arguments)  # first: it may have options that launch.py has too
     try:
         options, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise Refused(f"{error}; {DASHED}") from None
+    _refuse_script(overrides, SCRIPT)
     given: dict[str, str] = {}
     for number, argument in enumerate(overrides):
         name, equals, value = argument.partition("=")
@@ -198,6 +202,23 @@ def _joined(words: Sequence[str]) -> str:
     return whole
 
 
+def _refuse_script(words: Sequence[str], start: str = "") -> None:
+    """Refuse a script behind `start` that is followed by its arguments, or stands alone."""
+    for number, word in enumerate(words):
+        script = word.removeprefix(start)
+        if word.startswith(start) and script.endswith(".py") and "=" not in script:
+            command = [script if start else shlex.quote(script)]
+            for other in words[number + 1 :]:
+                name, equals, _ = other.lstrip("+").partition("=")
+                option = name.partition(".")[0]
+                if not equals or not (option in GROUPS or _is_option(option)):
+                    command.append(shlex.quote(other))
+            if start and len(command) == 1:
+                return
+            run = shlex.quote(SCRIPT + " ".join(command))
+            raise Refused(f"{word}: to measure a training script, write benchmark=script {run}")
+
+
 def _is_option(name: str) -> bool:
     from conf.schema import Config  # with Hydra, which takes a while
 
@@ -216,8 +237,6 @@ def _of_a_bare_word(text: str) -> str:
     for group in GROUPS:
         if text in choices(group):
             return f"write {'+' if group == 'experiment' else ''}{group}={text}"
-    if text.endswith(".py"):
-        return f"to measure a training script, write benchmark=script benchmark.run={text}"
     meant = others_word(text) or others_word(f"benchmark={text}") or others_word(f"strategy={text}")
     return meant or "expected option=value; python launch.py --help shows examples"
 
