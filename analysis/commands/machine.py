@@ -182,9 +182,12 @@ def _run_place(arguments: argparse.Namespace) -> None:
         rings = {name: ring.to_json() for name, ring in placement.rings().items()}
         print(json.dumps({**rings, "reason": placement.reason}))
         return
-    rows = []
+    caption = ""
+    rows: list[dict[str, Any]] = []
     for name, ring in placement.rings().items():
-        row: dict[str, Any] = {
+        if rows and ring == placement.best:  # then no set or order is worse
+            continue
+        row = {
             "name": name.replace("_", " "),
             "order": ",".join(map(str, ring.order)),
             "links": describe_counts(ring.links),
@@ -193,6 +196,9 @@ def _run_place(arguments: argparse.Namespace) -> None:
         }
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
+            caption = "all rings: what NCCL's rings carry together; no order changes that."
+        if name == "worst_order":
+            caption += " The worst order has the slowest links in its own ring."
         rows.append(row)
-    print_table(Table.of("", "", RINGS, rows))
+    print_table(Table.of("", caption, RINGS, rows))
     console().print(placement.reason)
