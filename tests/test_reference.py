@@ -4,6 +4,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.commands.definitions import definitions, explained, reference
+from analysis.commands.machine import RINGS, SUBSETS
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, PREDICTED
 from analysis.validity.check import REMEDIES
 from analysis.validity.checks import CHECKS, OTHER_CODES
@@ -14,6 +15,7 @@ ON_SCREEN = (
     *COLUMNS, MARGIN, ONE_RUN, PREDICTED, *columns.DISPENSABLE, columns.GPUS, columns.SETTINGS,
 )  # fmt: skip
 ON_SCREEN += (columns.STATE, columns.VALIDITY, columns.COST, columns.BAR, "valid", *REMEDIES)
+ON_SCREEN += tuple(column.heading for column in (*SUBSETS, *RINGS) if column.heading)
 
 
 def test_every_metric_code_column_and_word_has_a_definition():
