@@ -159,7 +159,7 @@ def test_random_machines(seed):
 def test_rings_over_pcie_have_no_nominal_speed():
     found = set_bandwidth(DGX1, (0, 5))
     assert (found.over_nvlink, found.shown_gb_per_s, found.to_json()) == (False, None, {})
-    assert found.describe() == "over PCIe"
+    assert found.describe() == "no NVLink ring"
     matrix = [[0, 270, 20, 20], [270, 0, 20, 20], [20, 20, 0, 270], [20, 20, 270, 0]]
     measured = set_bandwidth(PCIE, (0, 1, 2), matrix)
     assert measured.to_json() == {"rings_gb_per_s": 20.0, "rings_are": "measured"}

@@ -41,7 +41,7 @@ WORDS = {
     "link class": "the wires between two GPUs: NV# (NVLinks), PIX, PXB, PHB, NODE or SYS",
     "links": "subsets: how many pairs of GPUs have each link class",
     "all rings": "place, subsets: what NCCL's rings through the GPUs carry together, in any order; "
-    "nominal: by data sheets, which say nothing of PCIe",
+    "nominal: by data sheets; no NVLink ring: they cross PCIe (SYS: and sockets), speed unknown",
     "members": "subsets: how many subsets have the same links between their GPUs",
     "representative": "subsets: one of the members; measuring it measures them all",
     "second member": "subsets: another of the members, to test that they are equal",

@@ -59,9 +59,9 @@ class SetBandwidth:
         return self.gb_per_s if self.over_nvlink or not self.nominal else None
 
     def describe(self) -> str:
-        """Return `100 GB/s nominal`, `at most 372.1 GB/s measured`, or `over PCIe`."""
+        """Return `100 GB/s nominal`, `at most 372.1 GB/s measured`, or `no NVLink ring`."""
         if self.shown_gb_per_s is None:
-            return "over PCIe"
+            return "no NVLink ring"
         text = f"{self.gb_per_s:.1f} GB/s measured"
         if self.nominal:
             text = f"{self.gb_per_s:g} GB/s nominal"
