@@ -13,7 +13,7 @@ import itertools
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from analysis.input_files import said
 from analysis.text import redact
@@ -21,6 +21,14 @@ from benchmarks.record.safe_text import INTERRUPTED, end_process
 from conf.options import nearest
 
 PROGRAM = "python -m analysis"
+
+
+class Parser(argparse.ArgumentParser):
+    """Add the example of a command to what argparse says of its arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2, after the usage and one sentence."""
+        super().error(f"{message}; an example: {self.prog} {self.get_default('example')}")
 
 
 class Entry(NamedTuple):
@@ -97,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = f"did you mean {near}?" if near else f"expected one of: {', '.join(commands)}"
         parser.error(f"{name}: unknown command; {meant}")
     command = commands[name]
-    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {command.name}", description=command.summary)
-    parser.set_defaults(command=command.name)
+    parser = Parser(prog=f"{PROGRAM} {command.name}", description=command.summary)
+    parser.set_defaults(command=command.name, example=command.example)
     if command.module != "definitions":
         parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:

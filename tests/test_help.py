@@ -72,6 +72,10 @@ def test_an_option_that_a_command_of_analysis_lacks_shows_the_options_that_it_ha
     with pytest.raises(SystemExit):
         analysis(["nccl-log", "a.log", "--without", "b.log"])
     assert "usage: python -m analysis nccl-log [-h] [--json]" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        analysis(["advise", "outputs/default"])
+    said = "required: --gpus; an example: python -m analysis advise outputs/default --gpus 0+1,0+3"
+    assert f"{said}\n" in capsys.readouterr().err
 
 
 def test_the_help_of_analysis_has_groups_and_examples_that_are_right(capsys):
