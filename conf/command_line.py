@@ -152,8 +152,9 @@ def read(arguments: Sequence[str]) -> CommandLine:
         name, equals, value = argument.partition("=")
         joined = _joined(overrides[number:])
         if equals and joined != argument:
-            is_sweep = name not in (GPUS.option, NODES.option) or "+" in joined
-            written = "-m " * (is_sweep and not options.multirun) + joined
+            is_one = name in (GPUS.option, NODES.option) and "+" not in joined
+            is_one = is_one or "[" in joined or options.multirun
+            written = joined if is_one else f"-m {joined}"
             raise Refused(
                 f"{argument}: has a space next to a comma; leave out the space and write {written}"
             )
