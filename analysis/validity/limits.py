@@ -129,7 +129,7 @@ def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
     return f"{record.checks.get('reference')}, {100 * ratio:.0f} %"
 
 
-@check("suspect", "the steps of this run vary a lot: the 95 % interval of their mean is {}")
+@check("suspect", "the steps vary a lot: the 95 % interval of their mean is {}")
 def noisy(record: Record, limits: ValidityLimits) -> Judgement:
     """the 95 % interval of images/s within the run is wider than ±{noise_limit}
 
