@@ -46,7 +46,10 @@ _HOSTS = "write engine=ssh nodes=HOST1,HOST2; no master address is needed"
 _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size", "-g"), _GPUS),
-    **dict.fromkeys(("nnodes", "num_nodes", "node_rank", "master_addr", "master_port"), _HOSTS),
+    **dict.fromkeys(
+        ("hosts", "hostfile", "nnodes", "num_nodes", "node_rank", "master_addr", "master_port"),
+        _HOSTS,
+    ),
     **dict.fromkeys(
         ("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "max_restarts"),
         "leave it out: Ringside starts the ranks itself",
@@ -238,6 +241,8 @@ def _of_a_bare_word(text: str) -> str:
     for group in GROUPS:
         if text in choices(group):
             return f"write {'+' if group == 'experiment' else ''}{group}={text}"
+    if text.isdecimal():
+        return "join numbers by commas, as in gpus=0,1"
     meant = others_word(text) or others_word(f"benchmark={text}") or others_word(f"strategy={text}")
     return meant or "expected option=value; python launch.py --help shows examples"
 

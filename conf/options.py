@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_LISTED = 14  # names; of more the nearest are shown
+MOST_LISTED_WITHOUT_NEAR = 20
 NO_NEAR_NAME = "python launch.py --help shows what there is"
 SURELY_MEANT = 0.7  # of difflib's ratio
 AS_TYPED = {"True": "true", "False": "false"}  # words of Python's as YAML has them
@@ -164,9 +165,9 @@ def unknown_option(where: str, name: str, value: Any, names: Sequence[str]) -> s
 
 def expected_name(word: str, names: Sequence[str]) -> str:
     """Return what was expected for a name that is unknown: all names if few, else the nearest."""
-    if len(names) > MOST_LISTED:
-        return suggestion(word, names)
     near = nearest(word, names)
+    if len(names) > MOST_LISTED and (near or len(names) > MOST_LISTED_WITHOUT_NEAR):
+        return suggestion(word, names)
     hint = f" (did you mean {near}?)" if {*near.split(" or ")} <= {*names} else ""
     return f"expected one of: {', '.join(names)}{hint}"
 

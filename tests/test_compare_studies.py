@@ -289,7 +289,9 @@ def test_studies_in_turn_are_told_from_one_after_the_other(order, tmp_path, caps
     folders = [study(tmp_path / name, of_study) for name, of_study in runs.items()]
     assert compared(capsys, *folders)[1]["in_turn"] is ORDERS[order]
     main(["compare", *map(str, folders)])
-    assert ("half of A is measured after B" in capsys.readouterr().out) is not ORDERS[order]
+    assert ("Run the command of the earlier one again" in capsys.readouterr().out) is not ORDERS[
+        order
+    ]
 
 
 def test_cells_match_by_what_was_asked_whatever_a_version_adds(tmp_path, capsys):

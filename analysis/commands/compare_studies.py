@@ -69,12 +69,12 @@ WIDE, NARROW = 100, 80  # columns of a terminal with room for DISPENSABLE, for w
 DISPENSABLE = ("runs", "verdict")
 Sides = Sequence[Sequence[StudyInput]]  # the studies of A, and those of B
 NOT_IN_TURN = (
-    "A and B were not measured in turn: heat, clocks or other jobs that change from one study to "
-    "the next look like a difference."
+    "The runs of A and B are not equally late on average: heat, clocks or other jobs that change "
+    "meanwhile look like a difference."
 )
 ONCE_MORE = (
-    "Run A's command again, with A's code and twice the repeats, so that half of A is measured "
-    "after B."
+    "Run the command of the earlier one again, with its code and as many more repeats as the other "
+    "one has had since."
 )
 
 
