@@ -238,7 +238,7 @@ def calibrate(study: Study, first: Study | None = None) -> CalibrationData:
         if not runs.cell.trains:
             continue
         devices.append(runs.cell.device)
-        if runs.cell.strategy.get("comm_hook") in strategies.NO_FORECAST_HOOKS:
+        if str(runs.cell.strategy.get("comm_hook")) in strategies.NO_FORECAST_HOOKS:
             continue
         if runs.values(STEP) or runs.values(EXCHANGE):
             cells.append(_measured_cell(runs))

@@ -569,7 +569,7 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 def _sent(cell: Cell, sends: str, gradient_bytes: float) -> float | None:
     """Return the bytes that each rank sends in one exchange, as declared; None where unknown."""
-    hook, sent = cell.strategy.get("comm_hook", "none"), gradient_bytes
+    hook, sent = str(cell.strategy.get("comm_hook", "none")), gradient_bytes
     if hook in SENT_BYTES:
         own_bytes = 2 if cell.precision == "bf16_weights" else 4
         sent *= min(1.0, SENT_BYTES[hook] / own_bytes)
