@@ -345,6 +345,8 @@ class Cell:
         for group in ("strategy", "benchmark"):
             if not isinstance(getattr(cell, group).get("name"), str):
                 raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
+        if cell.batch_size < cell.trains:
+            raise ValueError(f"batch_size={cell.batch_size}")
         if not 1 <= cell.accumulate <= max(1, cell.batch_size):
             raise ValueError(f"accumulate={cell.accumulate}")
         period = cell.strategy.get("period", 1)
