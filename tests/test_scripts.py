@@ -18,6 +18,7 @@ from analysis.report.sections.benchmarks_section import choice_of, script
 from analysis.report.sections.losses_section import traces
 from analysis.study.study import Study, open_study
 from analysis.validity.effective import choices_of
+from analysis.validity.results import wrong_gpu
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import read_study
 from benchmarks.script.derive import derive, is_enough, warm_up_end
@@ -158,6 +159,17 @@ def test_a_script_has_a_record_that_can_be_computed_again(swept, capsys):
 def test_a_script_that_gives_no_number_fails_in_a_sentence(swept, run, sentence):
     record = swept[1][run]
     assert record.state == "failed" and sentence in record.failure.message
+
+
+def test_a_script_without_torch_is_not_said_to_be_on_another_gpu(hydra, folder):
+    """It prints its rate; nobody knows which GPU it used."""
+    cell = cell_of("benchmark.run=./deaf.sh", "benchmark.rate=rate")
+    record = run_of(cell, 0, 1.0, environment={"planned_uuids": ["GPU-a", "GPU-b"]})
+    silent = [{"rank": 0, "device": "cuda"}, {"rank": 1, "device": "cuda"}]
+    outcome = wrong_gpu.judge(dataclasses.replace(record, ranks=silent), None)
+    assert outcome == ("unchecked", "the script of rank 0, 1 used no GPU through torch")
+    other = dataclasses.replace(record, ranks=[{"rank": 0, "uuid": "GPU-b"}])
+    assert "GPU-b instead of GPU-a" in wrong_gpu.judge(other, None)
 
 
 def test_a_script_that_catches_sigterm_is_killed_and_nothing_is_left(swept):

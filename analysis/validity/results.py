@@ -65,14 +65,18 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
         if record.cell.device == "cuda":
             return unchecked("no UUID was planned")
         return not_applicable("CPU workers have no GPU UUID")
-    wrong = []
+    wrong, silent = [], []
     for report in record.ranks:
         rank, uuid = report["rank"], report.get("uuid", "unknown")
-        if rank < len(planned) and uuid != planned[rank]:
+        if "uuid" not in report and record.cell.runs_script:
+            silent.append(str(rank))
+        elif rank < len(planned) and uuid != planned[rank]:
             wrong.append(f"rank {rank} ran on {uuid} instead of {planned[rank]}")
     ranks = [report["rank"] for report in record.ranks]
     if ranks != sorted(ranks):
         wrong.append(f"the lines of ranks {', '.join(map(str, ranks))} lie in each other's files")
+    if silent and not wrong:
+        return unchecked(f"the script of rank {', '.join(silent)} used no GPU through torch")
     return "; ".join(wrong)
 
 
