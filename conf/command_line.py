@@ -241,6 +241,8 @@ def _of_a_bare_word(text: str) -> str:
     for group in GROUPS:
         if text in choices(group):
             return f"write {'+' if group == 'experiment' else ''}{group}={text}"
+    if text in GROUPS or _is_option(text):
+        return f"write {text}=VALUE, without spaces"
     if text.isdecimal():
         return "join numbers by commas, as in gpus=0,1"
     meant = others_word(text) or others_word(f"benchmark={text}") or others_word(f"strategy={text}")

@@ -83,6 +83,9 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         meant = others_word(f"{group}={name}")
+        for other in GROUPS:
+            if name in choices(other):
+                meant = meant or f"write {other}={name}"
         if name.lower() in choices(group):
             meant = f"write {group}={name.lower()}"
         if "*" in name:

@@ -45,14 +45,7 @@ from analysis.report.table import Column, Table
 from analysis.study.draws import scaled
 from analysis.study.measured_numbers import FASTER, SLOWER, UNKNOWN
 from analysis.study.names import BETWEEN, of_unit, short_names, unit_of
-from analysis.study.study_inputs import (
-    CODE,
-    StudyInput,
-    StudyPath,
-    differing,
-    open_inputs,
-    same_machine,
-)
+from analysis.study.study_inputs import CODE, StudyInput, StudyPath, differing, open_inputs
 from analysis.text import count, first_lines, join_words, markdown, single_line
 from analysis.validity.checks import LOADED
 from analysis.verification.verify_study import QuickCheck
@@ -73,8 +66,7 @@ NOT_IN_TURN = (
     "meanwhile look like a difference."
 )
 ONCE_MORE = (
-    "Run the command of the earlier one again, with its code and as many more repeats as the other "
-    "one has had since."
+    "To make them so, run {study}'s command again, with {study}'s code and repeats={repeats}."
 )
 
 
@@ -272,8 +264,9 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
             parts.append(f"Only in {letter}: {join_words(_alone(alone), 3)}.")
     if not result.in_turn:
         parts.append(NOT_IN_TURN)
-        if same_machine([*sides[0], *sides[1]]):
-            parts.append(ONCE_MORE)
+        study, repeats = result.again
+        if study:
+            parts.append(ONCE_MORE.format(study=study, repeats=repeats))
     return parts
 
 

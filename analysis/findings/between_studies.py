@@ -75,7 +75,8 @@ class CellDifference:
         parts = []
         for study, name in zip(STUDIES, names, strict=True):
             if study in self.against:
-                parts.append(f"suspect in {name}: {', '.join(self.against[study])}")
+                some = "" if study in self.all_suspect else "some runs "
+                parts.append(f"{some}suspect in {name}: {', '.join(self.against[study])}")
         return "; ".join(parts)
 
     @property
@@ -133,6 +134,8 @@ class Differences:
     # {name: (value in the first, value in the second)} of what the records of a common cell say.
     facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     in_turn: bool = False  # a machine that drifts changed every cell alike in both
+    # The earlier study and how many repeats of it would make them so; empty of two machines.
+    again: tuple[str, int] = ("", 0)
 
     def outcome(self, limit: float) -> str:
         """Return FAIL if a cell fails, INCONCLUSIVE if one is or, without a limit, all are."""
@@ -154,7 +157,8 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
     common = []
     only_first, only_second = dict[str, str](), dict[str, str]()
     facts: dict[str, tuple[str, str]] = {}
-    in_turn = same_machine([*first, *second])
+    in_turn = is_one_machine = same_machine([*first, *second])
+    again = ("", 0)
     for cell in every_cell:
         if cell not in after:
             only_first[names[cell]] = _unusable(cell, second)
@@ -164,8 +168,12 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
             common.append(_difference(names[cell], before[cell], after[cell], baselines))
             runs = (before[cell][-1][1], after[cell][-1][1])
             facts = _facts_apart(*runs) | facts
-            in_turn &= _in_turn(*runs)
-    return Differences(_judged(common), only_first, only_second, facts, in_turn)
+            if not _in_turn(*runs):
+                in_turn = False
+                again = max(again, _again(*runs), key=lambda study: study[1])
+    if not is_one_machine:
+        again = ("", 0)
+    return Differences(_judged(common), only_first, only_second, facts, in_turn, again)
 
 
 def _in_turn(before: Runs, after: Runs) -> bool:
@@ -179,6 +187,16 @@ def _in_turn(before: Runs, after: Runs) -> bool:
     if min(map(len, places)) < 2:
         return False
     return abs(statistics.fmean(places[0]) - statistics.fmean(places[1])) <= 1
+
+
+def _again(before: Runs, after: Runs) -> tuple[str, int]:
+    """Return the study whose runs are earlier, and the repeats with which they no longer are."""
+    starts = []
+    for runs in (before, after):
+        starts.append([record.started_at for record in runs.records])
+    earlier = int(statistics.fmean(starts[0]) > statistics.fmean(starts[1]))
+    since = sum(start > max(starts[earlier]) for start in starts[1 - earlier])
+    return STUDIES[earlier], len(starts[earlier]) + max(1, since)
 
 
 def _cells_of(inputs: Sequence[StudyInput]) -> dict[CellId, list[tuple[StudyInput, Runs]]]:

@@ -268,7 +268,7 @@ def definition(point: Point) -> str:
     line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
     line += f"with {alone} images/s on {named_gpus([point.slowest])} alone"
     if point.baseline_doubts:
-        line += f" (a suspect run: {join_words(list(point.baseline_doubts))})"
+        line += f" (suspect: {join_words(list(point.baseline_doubts))})"
     if point.key.get("global_batch_size"):
         line += " with all images of a step"
     if not point.without_baseline:

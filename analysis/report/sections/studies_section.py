@@ -71,7 +71,9 @@ def _worst_change(differences: Differences, name: str, first: str) -> str:
                 size = estimate(scaled(change, math.copysign(1, change.value)), "share")
                 line = f"{spoken(names[cell.name])} is {size} {verdict} in {name} than in {first}"
                 doubts = cell.doubts((first, name))
-                return f"{line} (not reliable: {doubts})." if doubts else f"{line}."
+                if cell.all_suspect:
+                    doubts = f"not reliable: {doubts}"
+                return f"{line} ({doubts})." if doubts else f"{line}."
     if all(cell.verdict == UNKNOWN or cell.all_suspect for cell in differences.cells):
         why = differences.cells[0].why or "every run is suspect"
         return f"Whether {name} differs from {first} cannot be told: {why}."
