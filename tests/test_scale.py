@@ -3,8 +3,8 @@
 import contextlib
 import io
 import os
-import re
 import platform
+import re
 import shutil
 import signal
 import subprocess
