@@ -344,8 +344,7 @@ class SweepRun:
         findings: Sequence[str] = ()
         was_stopped = self.stopping()
         has_news = bool(self.measured) or not was_stopped
-        every_run = [*self.done.values(), *self.measured]
-        subjects = {record.cell.subject for record in every_run}
+        subjects = {planned.cell.subject for planned in self.cells}
 
         def of_study() -> list[Record]:
             """Nothing once a signal comes meanwhile: the user waits, and `sync` writes the rest."""
@@ -379,6 +378,7 @@ class SweepRun:
             unfinished = sum(planned.cell.key not in finished for planned in self._open_cells())
         slow: list[str] = []
         is_open = False
+        every_run = [*self.done.values(), *self.measured]
         if self.config.health:
             from analysis.findings.health import health  # needs numpy
 

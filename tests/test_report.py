@@ -274,6 +274,7 @@ def test_a_sweep_ends_with_what_its_own_models_showed(tmp_path):
     assert finding_on(every, read, whole) == whole.finding
     said = " ".join(finding_on({("resnet18",)}, read, whole))
     assert "resnet18" in said and "resnet50" not in said
+    assert finding_on({("vgg16",)}, read, whole) == ()
 
 
 def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):

@@ -212,13 +212,16 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
 
 
 def finding_on(subjects: Collection[tuple[str, ...]], study: Study, whole: Report) -> Sequence[str]:
-    """Return the sentences of a study's report on these subjects of its cells alone."""
+    """Return the sentences of a study's report on these subjects of its cells alone; none without
+    a record of them."""
     records = []
     for record in (*study.records, *study.replaced):
         if record.cell.subject in subjects:
             records.append(record)
     if len(records) == len(study.records) + len(study.replaced):
         return whole.finding
+    if not records:
+        return ()
     scatters = of_other_studies(study.folder) if study.folder else None
     part = Study.of(records, folder=study.folder, scatters=scatters)
     return report_of(part, findings_of(part)).finding
