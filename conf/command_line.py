@@ -45,11 +45,13 @@ _GPUS = "write gpus=0,1: one rank runs on each GPU that is named"
 _HOSTS = "write engine=ssh nodes=HOST1,HOST2; no master address is needed"
 _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
-    **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size", "-g"), _GPUS),
+    **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size"), _GPUS),
+    **dict.fromkeys(("-g", "-np"), _GPUS),
     **dict.fromkeys(
         ("hosts", "hostfile", "nnodes", "num_nodes", "node_rank", "master_addr", "master_port"),
         _HOSTS,
     ),
+    **dict.fromkeys(("host", "-h"), _HOSTS),  # of mpirun, whose -H is no help
     **dict.fromkeys(
         ("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "max_restarts"),
         "leave it out: Ringside starts the ranks itself",
@@ -170,7 +172,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
             if not equals and number + 1 < len(overrides):
                 value = overrides[number + 1]
             without_dashes = name.strip("-").replace("-", "_")
-            meant = others_word(name, value) or others_word(without_dashes, value)
+            meant = _others_option(name, value)
             rule = f"write options without dashes, as in gpus=0,1; {DASHED}"
             if OF_NCCL_TESTS.keys() & overrides:
                 meant = _of_nccl_tests(overrides)
@@ -192,6 +194,11 @@ def with_first_study(arguments: Sequence[str]) -> list[str]:
 def others_word(word: str, value: str = "") -> str:
     """Return what to write for a word of another program's; '' where that is not known."""
     return OTHERS_WORDS.get(word.lower(), "").replace("{}", value or "VALUE")
+
+
+def _others_option(name: str, value: str = "") -> str:
+    without_dashes = name.strip("-").replace("-", "_")
+    return others_word(name, value) or others_word(without_dashes, value)
 
 
 def _joined(words: Sequence[str]) -> str:
@@ -220,7 +227,13 @@ def _refuse_script(words: Sequence[str], start: str = "") -> None:
             if start and len(command) == 1:
                 return
             run = shlex.quote(SCRIPT + " ".join(command))
-            raise Refused(f"{word}: to measure a training script, write benchmark=script {run}")
+            sentence = f"{word}: to measure a training script, write benchmark=script {run}"
+            for option in words[:number]:  # of torchrun or mpirun
+                name = option.partition("=")[0]
+                meant = _others_option(name)
+                if name.startswith("-") and meant not in sentence:
+                    sentence += f"; for {name} {meant}"
+            raise Refused(sentence)
 
 
 def _is_option(name: str) -> bool:

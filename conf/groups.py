@@ -429,7 +429,8 @@ def options(group: str, typed: Any) -> dict[str, Any]:
             continue
         if name not in chosen.options:
             where = f"{group}={chosen.name}"
-            raise Refused(unknown_option(where, str(name), value, [*chosen.options]))
+            cells = Cell.__dataclass_fields__
+            raise Refused(unknown_option(where, str(name), value, [*chosen.options], cells))
         default = chosen.options[name]
         is_auto = name in chosen.rules.get("auto", {})
         limits = {"whole": isinstance(default, int), "auto": is_auto, **limits}

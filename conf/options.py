@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +113,21 @@ def check_fields(prefix: str, config: Any) -> None:
             check(f"{prefix}{field.name}", value, metadata_of(field))
 
 
-def check_names(prefix: str, config: Any) -> None:
-    """Refuse attributes that are no fields of a dataclass instance: Hydra's `+name=value`."""
+def check_names(prefix: str, config: Any, outermost: Sequence[str] = ()) -> None:
+    """Refuse attributes that are no fields of a dataclass instance: Hydra's `+name=value`.
+
+    `outermost` are the fields of the instance that all others are inside.
+    """
     names = [field.name for field in dataclasses.fields(config)]
+    outermost = outermost or names
     for name, value in vars(config).items():
         if name not in names:
             while isinstance(value, dict) and len(value) == 1:
                 [(below, value)] = value.items()
                 name += f".{below}"
-            raise Refused(unknown_option(prefix[:-1], name, value, names))
+            raise Refused(unknown_option(prefix[:-1], name, value, names, outermost))
         if dataclasses.is_dataclass(value):
-            check_names(f"{prefix}{name}.", value)
+            check_names(f"{prefix}{name}.", value, outermost)
 
 
 def metadata_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
@@ -151,8 +155,13 @@ def to_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def unknown_option(where: str, name: str, value: Any, names: Sequence[str]) -> str:
-    """Return the sentence for an option that a group of options (`where`) lacks."""
+def unknown_option(
+    where: str, name: str, value: Any, names: Sequence[str], outermost: Collection[str] = ()
+) -> str:
+    """Return the sentence for an option that a group of options (`where`) lacks.
+
+    `outermost` are the options outside all groups.
+    """
     prefix, group = "", "option"
     if where:
         prefix, group = f"{where.partition('=')[0]}.", f"option of {where}"
@@ -160,6 +169,8 @@ def unknown_option(where: str, name: str, value: Any, names: Sequence[str]) -> s
     expected = "it has no options" if [*names] == ["name"] else expected_name(name, names)
     if near in names:
         expected = f"did you mean {prefix}{near}={value}?"
+    if where and name in outermost:
+        expected = f"write {name}={value}"
     return f"{prefix}{name}={value}: unknown {group}; {expected}"
 
 

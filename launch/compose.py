@@ -137,6 +137,8 @@ class Base:
             if error.errno is None:  # Hydra's own, for a choice that is not there
                 raise
             raise Refused(f"{error.filename}: cannot be read ({error.strerror})") from None
+        except AttributeError:  # Hydra's, where its own settings are empty
+            raise Refused("hydra: has no value in a YAML of --config-dir; leave it out") from None
         for group, chosen in self.composed.hydra.runtime.choices.items():
             known = choices(group)
             if known and isinstance(chosen, str) and chosen not in known:  # a path, NAME.yaml

@@ -180,11 +180,9 @@ def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]
         if group and not meant:
             meant = f"write {group}.{argument}"
         name = typed
-    elif name in _names_at(""):
-        meant = f"write {name}={value}"
     if meant:
         return f"{argument}: unknown option; {meant}"
-    return unknown_option(parent, name, value, names)
+    return unknown_option(parent, name, value, names, _names_at(""))
 
 
 def _group_with(option: str) -> str:

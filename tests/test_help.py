@@ -12,6 +12,9 @@ from build import ROOT
 
 from analysis.__main__ import COMMANDS
 from analysis.__main__ import main as analysis
+from analysis.commands.advise_cells import COLUMNS as ADVICE
+from analysis.commands.definitions import explained
+from analysis.commands.predict_cells import FORECASTS, HELD_OUT
 from conf import groups
 from conf.command_line import GROUPS
 from conf.options import Refused
@@ -59,6 +62,11 @@ def test_a_topic_is_explained(launch, monkeypatch, topic):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, err = launch("-h", topic)
     assert (code, err) == (0, "") and TOPICS[topic] in " ".join(out.split())
+
+
+@pytest.mark.parametrize("column", (*FORECASTS, *HELD_OUT, *ADVICE), ids=lambda it: it.heading)
+def test_a_column_of_a_forecast_is_explained(column):
+    assert explained(column.heading)
 
 
 def test_an_unknown_topic_is_refused(launch):
