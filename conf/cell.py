@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -41,6 +41,14 @@ class Compared(msgspec.Struct):
     rate: str  # its name for people
     may_differ: list[str]
     work: list[str]
+
+
+class LoadedData(TypedDict):
+    """The `data` of a cell that has a loader."""
+
+    name: str
+    loader: str
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -345,6 +353,8 @@ class Cell:
         for group in ("strategy", "benchmark"):
             if not isinstance(getattr(cell, group).get("name"), str):
                 raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
+        if cell.data:
+            msgspec.convert(cell.data, LoadedData)
         if cell.batch_size < cell.trains:
             raise ValueError(f"batch_size={cell.batch_size}")
         if not 1 <= cell.accumulate <= max(1, cell.batch_size):

@@ -34,6 +34,15 @@ def test_no_cell_has_servers_without_end(servers):
         Cell.from_dict({**plain, "strategy": {**plain["strategy"], "servers": servers}})
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_size": 0}, {"accumulate": 0}, {"data": {"name": 1}}, {"data": {"name": "text"}}],
+)
+def test_no_cell_lacks_what_its_readers_need(wrong):
+    with pytest.raises(ValueError):
+        Cell.from_dict({**make_record().cell.to_dict(), **wrong})
+
+
 def damaged(tmp_path, change):
     """Read a record whose JSON was changed."""
     content = json.loads(write(CellFolder(tmp_path), make_record()).read_text())
