@@ -137,8 +137,11 @@ class Base:
             if error.errno is None:  # Hydra's own, for a choice that is not there
                 raise
             raise Refused(f"{error.filename}: cannot be read ({error.strerror})") from None
-        except AttributeError:  # Hydra's, where its own settings are empty
-            raise Refused("hydra: has no value in a YAML of --config-dir; leave it out") from None
+        except (AttributeError, LookupError) as error:  # Hydra's own, of a user's file
+            raise Refused(
+                f"a YAML of --config-dir cannot be composed (Hydra: {error}); look at its first "
+                "line, # @package, and at hydra:"
+            ) from None
         for group, chosen in self.composed.hydra.runtime.choices.items():
             known = choices(group)
             if known and isinstance(chosen, str) and chosen not in known:  # a path, NAME.yaml

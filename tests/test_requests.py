@@ -201,7 +201,8 @@ def test_every_experiment_is_typed_in_its_file_and_its_plan_is_golden(name):
         ("engine: {start: [1]}",
          "engine.start in FILE: Cannot convert 'ListConfig' to string: '[1]'; expected auto"),
         ("batch_size: many", "batch_size=many: expected auto or"),
-        ("hydra:", "hydra: has no value in a YAML of --config-dir; leave it out"),
+        ("hydra:", "a YAML of --config-dir cannot be composed (Hydra: "),
+        ("# @package [[[[", "a YAML of --config-dir cannot be composed (Hydra: "),
     ],
 )  # fmt: skip
 def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):
