@@ -66,13 +66,12 @@ WORDS = {
     "it exposed communication is not known (trainers/OWN.md)",
     "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
     "wait ms": "trace: how long ranks waited in a collective for the one that came last",
-    "gap µs": "trace: the median time in which a GPU does nothing between two activities",
-    "host step ms": "trace: the median time from the begin to the end of a step on the host; its "
-    "kernels may run later",
+    "gap µs": "trace: median pause of a GPU between two kernels or copies",
+    "host step ms": "trace: median time of a step on the host; its kernels may run later",
     "exposed ms/step": "trace: exposed communication of a step, in the mean",
     "… in gaps": "trace: of the exposed communication, in pauses of at most 10 µs between kernels",
     "overlapped ms": "trace: communication while a kernel computed",
-    "transfer ms": "trace: a collective without the waiting for the last rank",
+    "transfer ms": "trace: time of a collective from when its last rank has come",
     "straggler": "the rank that came last, for which the others waited",
     "ran on": "trace: the GPUs on which a rank's kernels ran",
     "compute ms": "trace: the time in which kernels that are no communication ran",
@@ -83,24 +82,24 @@ WORDS = {
     "redop": "nccl-tests: the reduction, such as sum",
     "in place": "nccl-tests: the result replaces the input; the columns before are out of place",
     "forecast": "predict, advise: the expected value, with a 90 % prediction interval below it",
-    "basis": "predict: interpolated (between measured sizes), extrapolated (beyond them), or "
+    "basis": "predict: interpolated (no more GPUs than were measured), extrapolated (more), or "
     "assumed_network",
     "no change ms": "predict: the step if overhead and compute were as in the nearest run; a "
     "forecast must beat it",
-    "no change": "predict: the error that `no change ms` has",
+    "no change": "predict: the error of the simplest forecast, `no change ms`",
     "after backward ms": "predict: the part of the exchange that goes on after backward",
     "slowdown ms": "predict: how much longer compute takes while the exchange runs",
     "on one GPU ms": "predict: what the strategy adds to a step without any other GPU",
     "overhead ms": "what a strategy adds to a step: strategy/cost_ms",
     "inside": "predict: whether the measured step lies in the forecast's interval",
-    "held-out configuration": "predict: a measured one, forecast from the others only",
+    "held-out configuration": "predict: a measured configuration, forecast from the others only",
     "vs. best": "advise: how far the rate is behind the best; ~: may be as fast",
     "from": "advise: the number of runs behind a rate, or that it is a forecast",
     "recomputed": "verify: the value that follows from the raw samples; `recorded` is the record's",
     "speed-up": "the rate ÷ the rate of the slowest of these GPUs alone",
     "slowest alone": "the rate of the slowest of these GPUs, measured on its own",
-    "by hosts": "the rate ÷ (hosts × the rate of the slowest host alone)",
-    "detectable": "the smallest difference that these runs show in four studies of five",
+    "by hosts": "efficiency over hosts: the rate ÷ (hosts × the rate of the slowest host alone)",
+    "detectable": "the smallest true difference that such runs find with 80 % probability",
     "of ideal": "waterfall: the part of the ideal rate that is left or lost",
     "exchange GB/s": "comm/busbw_gb_per_s of the gradient exchange",
     "fixed ms": "what an exchange costs apart from its bytes: where the fitted line begins",
@@ -114,12 +113,12 @@ WORDS = {
     "host_memory": "reference: the copies and sums that a server does in host memory",
     "server_link": "reference: copies of all ranks to the GPU with the server at once",
     "net_link": "reference: one large message between hosts",
-    "fastest": "the highest rate of those with enough repeats; the others are tied or slower",
+    "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
-    "not significant": "the runs show no difference; `detects` is the smallest they would show",
+    "not significant": "the runs show no difference; `detects` says how small a one they can find",
     "n. s.": "not significant",
     "cannot tell": "too few repeats, or the configurations differ in more than one option",
-    "detects": "the smallest difference that these runs show in four studies of five",
+    "detects": "the smallest true difference that such runs find with 80 % probability",
     "PASS": "compare: the measured slowdown is below --limit, and these runs can show one of that "
     "size. A true slowdown close to --limit may pass or fail",
     "FAIL": "compare: significantly slower, by --limit or more",
@@ -163,8 +162,11 @@ def definitions() -> dict[str, Definition]:
         if entry.column:
             named.setdefault(entry.column, named[entry.name])
     for path in FAST_PATHS:
-        evidence = re.sub(r"\{\w+\}", "…", path.evidence)
-        meaning = f"a fast path, asked for by {path.asked_by}; proved by {evidence}"
+        proof = path.evidence
+        if "{" in proof:
+            proof = f"a line of the rank such as “{re.sub(r'{[a-z_]+}', '…', proof)}”"
+        meaning = "a faster way of torch or NCCL, which a run can lack without an error. Asked for "
+        meaning += f"by {path.asked_by}; proved by {proof}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)

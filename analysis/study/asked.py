@@ -344,7 +344,7 @@ def _effort(asked: Asked, state: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
     if is_answered(state):
         grid = 5 * len(asked.names)
-        text += f"; five runs of each would be {grid}"
+        text += f"; five runs of each configuration would have been {grid}"
         each = " for each size" if len(state.stages) > 1 else ""
         text += f". Stopping early gives a wrong answer in at most {percent(ERROR)} of cases"
         return f"{text}{each}."
