@@ -579,7 +579,7 @@ def test_contention_over_a_network_follows_that_of_host_memory_by_their_traffic(
     held = hold_out(h200, "transport")
     (result,) = (result for result in held if result.cell.query.strategy == "hierarchical")
     assert 0 < result.forecast.contention_ms < 1.0
-    assert "scaled by the bytes per second" in " ".join(result.forecast.why)
+    assert "in proportion to the bytes per second" in " ".join(result.forecast.why)
 
 
 def test_a_forecast_to_a_thousand_gpus_is_quick():

@@ -342,9 +342,7 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
     if not seen:
         why = f"assuming by {PUBLISHED_GAMMA:.2f} ± {PUBLISHED_SPREAD:.2f} of its time (published)"
     if why:
-        why = (
-            f"how much communication {query.wire.way} slows compute down was not measured; {why}"
-        )
+        why = f"how much communication {query.wire.way} slows compute down was not measured; {why}"
     weighted = [(normal(PUBLISHED_GAMMA, PUBLISHED_SPREAD, "slowed"), PUBLISHED_SPREAD)]
     for gamma in seen:
         weighted.append((gamma, deviation(gamma)))
