@@ -192,7 +192,7 @@ def test_a_sweep_over_what_cells_share_is_refused_as_typed():
     one, two = Config(), Config()
     two.validity.noise_limit = 0.2
     limit = "validity.noise_limit"
-    with pytest.raises(Refused, match=f"^{limit}=0.1,0.2: {limit} takes one value; run 2"):
+    with pytest.raises(Refused, match=f"^{limit}=0.1,0.2: {limit} takes one value; run one"):
         refuse_several_values([Request(one, [f"{limit}=0.1"]), Request(two, [f"{limit}=0.2"])])
     two.tracking.enabled = False
     with pytest.raises(Refused, match=r"^tracking=mlflow,none: tracking takes one"):

@@ -435,7 +435,7 @@ def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validit
     [
         (5, 0.0005, ". Largest confirmed cause: exposed communication, "),
         (3, 0.02, "; no cause is significant"),
-        (1, 0.0005, " × the rate of the slowest GPU alone with strategy=none."),
+        (1, 0.0005, " × the slowest GPU alone with strategy=none)."),
     ],
 )
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
@@ -480,7 +480,7 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     findings = findings_of(known)
     expected = ""
     if start is not None:
-        cost = "0.673 ms (95 % interval inside one run: 0.600 to 0.700) of each 54.8 ms step, "
+        cost = "0.673 ms (95 % interval within one run: 0.600 to 0.700) of each 54.8 ms step, "
         cost += "compared with steps without the exchange."
         expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
@@ -563,7 +563,7 @@ def test_a_cost_has_its_own_interval_and_none_is_said_of_a_suspect_cell_that_may
     opened = open_study(folder)
     findings = findings_of(opened)
     sentence = plain(loss(opened, findings, main_point(opened, findings)))
-    inside = shown.replace(" (", " ms (95 % interval inside one run: ")
+    inside = shown.replace(" (", " ms (95 % interval within one run: ")
     where = " in these runs" * (verdict_ == "suspect")
     assert sentence.startswith(f"Overhead of nccl_allreduce{where}: {inside} of each") == bool(
         shown

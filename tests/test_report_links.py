@@ -68,7 +68,7 @@ def written(tmp_path_factory):
 
 def test_the_first_numbers_are_the_finding(written):
     assert sentences(open_study(written[0])) == [
-        "Copies between the host and 2 GPUs, in GB/s. All GPUs at once: 60.0 each way with "
+        "Copies between the host and 2 GPUs, in GB/s. All GPUs at once, in total: 60.0 each way with "
         "both directions at once.",
         "Busbw of the largest message on 2 GPUs: ALGO=Ring 5.00 GB/s; then the default 4.00 GB/s.",
         "Copies between 2 GPUs (median of the pairs): P2P enabled: 38.0 GB/s one way.",
@@ -76,7 +76,7 @@ def test_the_first_numbers_are_the_finding(written):
         "4 benchmarks ran on 2 GPUs of a machine with 4 × NVIDIA H200.",
     ]
     page = written[1].read_text()
-    assert "All GPUs at once: 60.0 each way" in page
+    assert "All GPUs at once, in total: 60.0 each way" in page
     assert 'id="scaling"' not in page and 'id="waterfall"' not in page, "nothing was trained"
     assert not re.search(r"</h2>\s*</section>", page), "a heading alone"
 

@@ -13,7 +13,7 @@ from shutil import get_terminal_size
 from typing import NamedTuple
 
 from analysis.validity.checks import CHECKS, OTHER_CODES
-from analysis.validity.fast_paths import FAST_PATHS
+from analysis.validity.fast_paths import FAST_PATHS, NcclPath
 from benchmarks.record.metrics import METRICS, entry_of
 from benchmarks.record.safe_files import write_whole
 from conf.options import suggestion
@@ -33,8 +33,9 @@ WORDS = {
     "state": "finished, failed, interrupted, not started, or done before (by an earlier command)",
     "validity": "valid, suspect or invalid, with the codes of the checks that say so",
     "valid": "every check that could run was passed",
-    "suspect": "the numbers are used, with a mark: a check doubts them; see its code",
-    "invalid": "the numbers are wrong and enter no baseline and no comparison; see its code",
+    "suspect": "the numbers are used, with a mark: the check named beside it doubts them",
+    "invalid": "the numbers are wrong, by the check named beside it; no baseline and no comparison "
+    "uses them",
     "rehearsal": "the run was tried for another machine (rehearse=); it has no timings",
     "unchecked": "a check could not run; its sentence says why",
     "not applicable": "the check does not apply to this run",
@@ -44,7 +45,7 @@ WORDS = {
     "links": "subsets: how many pairs of GPUs have each link class",
     "all rings": "place, subsets: what NCCL's rings through the GPUs carry together, in any order; "
     "nominal: by data sheets; no NVLink ring: they cross PCIe (SYS: and sockets), speed unknown",
-    "members": "subsets: how many subsets have the same links between their GPUs",
+    "members": "subsets: the number of subsets with these links between their GPUs",
     "representative": "subsets: one of the members; measuring it measures them all",
     "second member": "subsets: another of the members, to test that they are equal",
     "GPUs in ring order": "place: each GPU sends to the next one, and the last to the first",
@@ -68,7 +69,7 @@ WORDS = {
     "wait ms": "trace: how long ranks waited in a collective for the one that came last",
     "gap µs": "trace: median pause of a GPU between two kernels or copies",
     "host step ms": "trace: median time of a step on the host; its kernels may run later",
-    "exposed ms/step": "trace: exposed communication of a step, in the mean",
+    "exposed ms/step": "trace: exposed communication per step, on average",
     "… in gaps": "trace: of the exposed communication, in pauses of at most 10 µs between kernels",
     "overlapped ms": "trace: communication while a kernel computed",
     "transfer ms": "trace: time of a collective from when its last rank has come",
@@ -115,7 +116,7 @@ WORDS = {
     "net_link": "reference: one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
-    "not significant": "the runs show no difference; `detects` says how small a one they can find",
+    "not significant": "the runs show no difference; `detects` is the smallest that they can find",
     "n. s.": "not significant",
     "cannot tell": "too few repeats, or the configurations differ in more than one option",
     "detects": "the smallest true difference that such runs find with 80 % probability",
@@ -164,9 +165,12 @@ def definitions() -> dict[str, Definition]:
     for path in FAST_PATHS:
         proof = path.evidence
         if "{" in proof:
-            proof = f"a line of the rank such as “{re.sub(r'{[a-z_]+}', '…', proof)}”"
-        meaning = "a faster way of torch or NCCL, which a run can lack without an error. Asked for "
-        meaning += f"by {path.asked_by}; proved by {proof}"
+            proof = f"what the rank saw in one step: “{re.sub(r'{[a-z_]+}', '…', proof)}”"
+        asked_by = path.asked_by
+        if isinstance(path, NcclPath) and path.values:
+            asked_by += f"={path.values[0]}"
+        meaning = "a fast path of torch or NCCL that can silently fall back to a slower one. "
+        meaning += f"Requested by {asked_by}; proved by {proof}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)

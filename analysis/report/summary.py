@@ -496,13 +496,17 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     for fall in findings.waterfalls:
         if (fall.gpus, fall.key) != (point.gpus, point.key):
             continue
-        gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
-        line = f"Scaling loss{where}: {gap} of {number(fall.ideal.value, 'rate')} images/s, "
-        line += f"{point.world_size} × the rate of the slowest GPU alone with strategy=none"
+        lost = fall.ideal.value - fall.measured.value
+        of_ideal = number(lost / fall.ideal.value, "share")
+        line = f"Scaling loss{where}: {number(lost, 'rate')} images/s, {of_ideal} of the ideal "
+        line += f"{number(fall.ideal.value, 'rate')} (= {point.world_size} × the slowest GPU alone "
+        line += "with strategy=none)"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
-            line += f". Largest confirmed cause: {part.name}, {size} of these images/s"
+            line += (
+                f". Largest confirmed cause: {part.name}, {size} of these {number(lost, 'rate')}"
+            )
         elif has_intervals:
             line += "; no cause is significant"
         return f"{line}."
@@ -516,7 +520,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     if cost_ms is not None and cost_ms.low is not None and step_ms:
         size = f"{estimate(cost_ms)} ms"
         if runs.floor(COST) is None:
-            of_runs = f"95 % interval inside one run: {interval(cost_ms)}"
+            of_runs = f"95 % interval within one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
         takes = "inside its own runs it takes " if parts else ""
         compared = "compared with steps without the exchange"

@@ -95,7 +95,7 @@ def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | N
 
 
 def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
-    """Return `from 6 to 12 repeated runs; where nothing was repeated, …`; empty without any.
+    """Return `from 6 to 12 repeated runs; …`; empty without any.
 
     `lent_by` names the cells whose runs others rest on; empty where none does.
     """
@@ -104,6 +104,6 @@ def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
         ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
         text = f"from {' to '.join(ends)} repeated runs"
     if lent_by:
-        start = f"{text}; where nothing was repeated, with" if text else "from"
+        start = f"{text}; a configuration with one run has" if text else "from"
         text = f"{start} the variation of {lent_by}"
     return text

@@ -342,7 +342,7 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         )
     if not 1 <= count <= gpus:
         raise ValueError(
-            f"--gpus {count}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
+            f"--gpus {count}: the machine has {gpus} GPUs; expected a number from 1 to {gpus}"
         )
     if gpus > MOST_GPUS:
         raise ValueError(

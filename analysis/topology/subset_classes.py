@@ -39,7 +39,7 @@ def subset_classes(topology: Topology, size: int | None = None) -> list[SubsetCl
     gpus = len(topology.gpus)
     if size is not None and not 1 <= size <= gpus:
         raise ValueError(
-            f"--size {size}: the machine has {gpus} GPUs; expected how many of them, 1 to {gpus}"
+            f"--size {size}: the machine has {gpus} GPUs; expected a number from 1 to {gpus}"
         )
     sizes = range(2, gpus + 1) if size is None else [size]
     subsets = sum(comb(gpus, k) for k in sizes)

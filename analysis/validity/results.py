@@ -82,8 +82,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: a rank was connected to other ranks than planned, or the ranks that were
-    connected are not those whose times were saved (by host, process and GPU UUID)
+    """several hosts: the ranks that communicated (by host, process and GPU UUID) are not the
+    planned ones, or not those whose times were saved
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:
@@ -274,7 +274,8 @@ def entry_not_positive(record: Record, _: ValidityLimits) -> Judgement:
 def wrong_elements(record: Record, _: ValidityLimits) -> Judgement:
     """a collective returned wrong elements for known inputs
 
-    Try benchmark.calls=torch and another NCCL. If it happens again, report it to NCCL's developers.
+    Try benchmark.calls=torch (torch.distributed in place of NCCL's own functions) and another
+    version of NCCL. If it happens again, report it to NCCL's developers.
     """
     if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")
@@ -344,7 +345,7 @@ def iterations_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     """two ranks, or two steps, have the same batch
 
-    Give each rank its own data: seed the loader with the rank.
+    Give each rank, in each step, data of its own: seed the loader with the rank.
     """
     if not record.checks["batches_differ"]:
         return f"several ranks have the same {record.cell.model.inputs}"

@@ -324,7 +324,7 @@ def _one_for_all(typed: str, values: Sequence[str], shared: str) -> str:
     several = f"{typed}={','.join(values)}"
     if typed == "+experiment":
         return f"{several}: a command runs one named study; run {len(values)} commands"
-    return f"{several}: {shared} takes one value; run {len(values)} sweeps"
+    return f"{several}: {shared} takes one value; run one sweep for each"
 
 
 def _differing(key: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:

@@ -95,7 +95,7 @@ def _ranking(what: str, text_of: Mapping[Runs, str], option: str = "") -> Iterat
     for runs, text in text_of.items():
         name = runs.records[0].name
         if len(text_of) > 1:
-            own = spoken(names[name])
+            own = spoken(names[name]).removeprefix(f"{option}=")
             if names[name] == name:
                 own = str(runs.cell.benchmark.get(option, DEFAULTS))
             text = f"{single_line(own, 80)} {text}"
@@ -136,7 +136,7 @@ def host_link(study: Study, findings: Findings) -> Section:
     )
     cells, devices = largest_cells(study, "host_link")
     parts = []
-    together = ("one", "One GPU at a time", "it"), ("all", "All GPUs at once", "them")
+    together = ("one", "One GPU at a time", "it"), ("all", "All GPUs at once, in total", "them")
     for prefix, words, whom in together:
         texts = []
         for name, direction in DIRECTIONS.items():
