@@ -183,7 +183,7 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
             hint = f"give {name} another one"
         raise Refused(
             f"nccl.algo={algo}: leaves {name} without an algorithm (DDP needs all-gather and "
-            f"broadcast to start); {hint}, or name Ring too"
+            f"broadcast to start); {hint}, or allow Ring too (nccl.algo=\"'{algo},Ring'\")"
         )
 
 

@@ -217,7 +217,7 @@ NODE_FORMS = (
 )
 LARGEST_BYTES = 1 << 20  # of a file of hosts
 MOST_HOSTS = 4096
-A_FILE = "expected a file with a host a line"
+A_FILE = "expected a file with one host per line"
 
 
 def is_name(text: str) -> bool:

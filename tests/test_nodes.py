@@ -77,7 +77,7 @@ def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
 
 def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    says = "there is no such file; expected a file with a host a line"
+    says = "there is no such file; expected a file with one host per line"
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent", "/dev/zero", "a\0b"):
         refuses(says, listed_hosts, str(path))
 

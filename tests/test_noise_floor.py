@@ -158,7 +158,7 @@ def test_few_runs_borrow_from_other_numbers_of_gpus_and_then_from_other_strategi
     assert floor_of(two + four, (0, 1)) is None, "one degree of freedom, of its own and lent"
     assert floor_of(one, (0,)).freedom == 2 and floor_of(one + four, (0, 1, 2, 3)) is None
     lent = floor_of(two + one + four, (0, 1, 2, 3))
-    assert lent.lent_by == f"{STRATEGY} on 1,2 GPUs"
+    assert lent.lent_by == f"{STRATEGY} on 1 and 2 GPUs"
     assert (lent.runs, lent.freedom) == (5, 2), "what is lent counts as three runs"
     assert floor_of(two + one, (0,)).lent_by == "", "it has enough of its own"
     stranger = Study.of([*two, *one, *none]).runs[-1]

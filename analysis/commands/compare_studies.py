@@ -62,11 +62,11 @@ WIDE, NARROW = 100, 80  # columns of a terminal with room for DISPENSABLE, for w
 DISPENSABLE = ("runs", "verdict")
 Sides = Sequence[Sequence[StudyInput]]  # the studies of A, and those of B
 NOT_IN_TURN = (
-    "The runs of A and B are not equally late on average: heat, clocks or other jobs that change "
-    "meanwhile look like a difference."
+    "On average one of A and B was measured later than the other: a drift of heat, clocks or other "
+    "jobs looks like a difference."
 )
 ONCE_MORE = (
-    "To make them so, run {study}'s command again, with {study}'s code and repeats={repeats}."
+    "To even that out, run {study}'s command again, with {study}'s code and repeats={repeats}."
 )
 
 

@@ -41,7 +41,8 @@ WORDS = {
     "not applicable": "the check does not apply to this run",
     "finding": "worth knowing; the numbers stay valid",
     "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
-    "link class": "the wires between two GPUs: NV# (NVLinks), PIX, PXB, PHB, NODE or SYS",
+    "link class": "the path between two GPUs, as in nvidia-smi topo -m: NV# (NVLinks), PIX, PXB, "
+    "PHB, NODE or SYS",
     "links": "subsets: how many pairs of GPUs have each link class",
     "all rings": "place, subsets: what NCCL's rings through the GPUs carry together, in any order; "
     "nominal: by data sheets; no NVLink ring: they cross PCIe (SYS: and sockets), speed unknown",
@@ -60,7 +61,7 @@ WORDS = {
     "run": "first, again (a repeat that shows run-to-run variation) or drift",
     "drift": "the first run measured once more at the end: it shows whether the machine changed",
     "bar": "images per second, as a bar",
-    "baseline": "the same configuration on one GPU; efficiency is against the slowest of them",
+    "baseline": "the same configuration on each GPU alone; efficiency is against the slowest",
     "nodes": "the hosts of a run",
     "batch": "images or samples per rank and step",
     "exchange_alone": "the method of a strategy that exchanges gradients without compute; without "
@@ -165,7 +166,7 @@ def definitions() -> dict[str, Definition]:
     for path in FAST_PATHS:
         proof = path.evidence
         if "{" in proof:
-            proof = f"what the rank saw in one step: “{re.sub(r'{[a-z_]+}', '…', proof)}”"
+            proof = f"what Ringside records in one step: “{re.sub(r'{[a-z_]+}', '…', proof)}”"
         asked_by = path.asked_by
         if isinstance(path, NcclPath) and path.values:
             asked_by += f"={path.values[0]}"

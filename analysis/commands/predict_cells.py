@@ -361,7 +361,7 @@ def measured_doubts(
         if not measured.valid:
             records = study.records_of(measured.record_ids)
             codes = dict.fromkeys(chain(*(record.validity.against for record in records)))
-            doubt = f"is suspect ({', '.join(codes)}): these forecasts cannot be checked against it"
+            doubt = f"is suspect ({', '.join(codes)}), so forecasts cannot be checked against it"
             lines.append(f"Not reliable: {what} {doubt}.")
         elif share is not None:
             with suppress(ValueError):  # not every measured cell has a forecast
@@ -481,7 +481,7 @@ def forecast_sentence(
         images = prediction.images_per_second * share / prediction.efficiency
         words = (
             f"at most {number(share, 'share')} efficiency ({rounded(images, error * images)} "
-            f"images/s): {devices_of(measured[0])} reached no more."
+            f"images/s), since {devices_of(measured[0])} reached no more."
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))

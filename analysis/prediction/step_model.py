@@ -331,7 +331,7 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
         seen += _measured_contention(calibration, cell)
     why = ""
     if not seen and query.transport == NETWORK:
-        why = f"assuming as over {HOST_MEMORY}, in proportion to the bytes per second"
+        why = f"assumed: as over {HOST_MEMORY}, in proportion to the bytes per second"
         on_host = replace(query, wire=replace(query.wire, transport=HOST_MEMORY))
         for cell in _contending(calibration, on_host):
             share = _bytes_per_ms(calibration, query) / _bytes_per_ms(calibration, cell.query)
@@ -340,9 +340,10 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
                 for gamma in _measured_contention(calibration, cell):
                     seen.append(scale * gamma)
     if not seen:
-        why = f"assuming by {PUBLISHED_GAMMA:.2f} ± {PUBLISHED_SPREAD:.2f} of its time (published)"
+        slowdown = f"{PUBLISHED_GAMMA:.2f} ± {PUBLISHED_SPREAD:.2f}"
+        why = f"assumed: {slowdown} ms for each ms of it (published)"
     if why:
-        why = f"how much communication {query.wire.way} slows compute down was not measured; {why}"
+        why = f"the slowdown of compute by communication {query.wire.way} was not measured; {why}"
     weighted = [(normal(PUBLISHED_GAMMA, PUBLISHED_SPREAD, "slowed"), PUBLISHED_SPREAD)]
     for gamma in seen:
         weighted.append((gamma, deviation(gamma)))

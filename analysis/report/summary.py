@@ -259,6 +259,11 @@ def answer(study: Study, main: CurvePoint) -> str:
     return f"{line}, an efficiency of {estimate(share, 'share')}."
 
 
+def _suspect_by(codes: Sequence[str]) -> str:
+    word = "check" if len(codes) == 1 else "checks"
+    return f" (suspect by the {word} {join_words([*codes])})"
+
+
 def definition(point: Point) -> str:
     """Return what the efficiency of a point is: `95.0 % = 190 ÷ (2 × 100), …`; else empty."""
     if point.efficiency is None or point.baseline is None or point.slowest is None or point.suspect:
@@ -268,7 +273,7 @@ def definition(point: Point) -> str:
     line += f"{central(point.rate, 'rate')} ÷ ({point.world_size} × {alone}), "
     line += f"with {alone} images/s on {named_gpus([point.slowest])} alone"
     if point.baseline_doubts:
-        line += f" (suspect: {join_words(list(point.baseline_doubts))})"
+        line += _suspect_by(point.baseline_doubts)
     if point.key.get("global_batch_size"):
         line += " with all images of a step"
     if not point.without_baseline:
@@ -328,7 +333,7 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
     line = f"Fastest on {devices}{among}: {words[first.runs]}, {estimate(first.rate, 'rate')}"
     line += f" {ranking.rate.name}"
     if first.runs.doubts:
-        line += f" (suspect: {', '.join(first.runs.doubts)})"
+        line += _suspect_by(first.runs.doubts)
     tied = [words[each.runs] for each in ranking.standing(TIED)]
     if tied:
         line += f", tied with {join_words(tied, MOST_TIED)}"
@@ -514,7 +519,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     share = loss_against_none(findings, point)
     if share is not None:
         size = estimate(share, "share")
-        parts.append(f"its rate is {size} below that of strategy=none")
+        parts.append(f"{size} of the rate, against runs with strategy=none")
     runs = next(each for each in study.runs if each.record_ids == point.record_ids)
     cost_ms, step_ms = runs.next_run(COST), runs.median("step/ms_median")
     if cost_ms is not None and cost_ms.low is not None and step_ms:
@@ -522,9 +527,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if runs.floor(COST) is None:
             of_runs = f"95 % interval within one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        takes = "inside its own runs it takes " if parts else ""
-        compared = "compared with steps without the exchange"
-        parts.append(f"{takes}{size} of each {number(step_ms)} ms step, {compared}")
+        against = "against steps of the same runs without the exchange"
+        parts.append(f"{size} of each {number(step_ms)} ms step, {against}")
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}{where}: {'; '.join(parts)}."

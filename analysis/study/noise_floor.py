@@ -106,7 +106,7 @@ class Floor:
 
     @property
     def lent_by(self) -> str:
-        """`kvstore_device on 1 GPU and none on 1,2 GPUs`; empty for a floor of the group itself."""
+        """`kvstore_device on 1 GPU and none on 1 and 2 GPUs`; empty for the group's own floor."""
         sizes: dict[str, list[int]] = defaultdict(list)
         device = "GPU"
         for group in self.lenders:
@@ -116,9 +116,8 @@ class Floor:
         parts = []
         for strategy, of_strategy in sorted(sizes.items()):
             plural = "" if of_strategy == [1] else "s"
-            parts.append(
-                f"{strategy} on {','.join(map(str, sorted(of_strategy)))} {device}{plural}"
-            )
+            counts = join_words([*map(str, sorted(of_strategy))])
+            parts.append(f"{strategy} on {counts} {device}{plural}")
         return join_words(parts)
 
 

@@ -236,9 +236,9 @@ _TABLE = (
     ),
     _plain(
         "comm/ideal_ms",
-        "time of the reference",
-        formula="the same bytes at the rate of large plain collectives or copies: the slowest of "
-        "reference/<way>_ms",
+        "time that the exchange would take at full bandwidth: its reference",
+        formula="its bytes at the rate of large plain collectives or copies; where it has several "
+        "parts, the slowest reference/<way>_ms",
     ),
     _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(
@@ -289,17 +289,17 @@ _TABLE = (
     ),
     _less(
         "memory/peak_gib",
-        "peak memory in the warm-up",
+        "peak memory that torch allocated in the warm-up",
         "GiB",
         since=8,
-        formula="of the rank that takes most",
+        formula="on the rank that needs most",
     ),
     _less(
         "memory/reserved_gib",
         "peak memory that torch reserved in the warm-up",
         "GiB",
         since=8,
-        formula="of the rank that takes most",
+        formula="on the rank that needs most",
     ),
     _more(
         "compute/tflops",

@@ -142,7 +142,7 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
         return tuple(f"host{index + 1}" for index in range(hosts_of_job(configs)))
     raise Refused(
         f"nodes={','.join(configs[0].nodes)}: the names of the hosts are missing; write nodes=a,b, "
-        "or add hosts=FILE, a file with a host a line"
+        "or add hosts=FILE, a file with one host per line"
     )
 
 
