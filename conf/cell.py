@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypedDict
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 
+# What a double holds; a record that says more is damaged.
+Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 # The device of a rank: an id on this machine; '<host>:<id>' where cells have hosts.
 Member: TypeAlias = int | str
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
@@ -58,9 +60,9 @@ class Network:
     name: str
     library: str
     builder: str
-    channels: int
-    classes: int
-    image_size: int  # pixels of a side
+    channels: Integer
+    classes: Integer
+    image_size: Integer  # pixels of a side
     auxiliary_weight: float
     options: dict[str, Any]
     # Samples: the model makes its own batches, and has no channels, classes and image size.
@@ -127,17 +129,17 @@ class Cell:
     nccl: dict[str, str]  # variables that the settings set
     optimizer: Optimizer
     profiler: str  # none, nsys, torch: of a pass after the timed one
-    gpus: tuple[int, ...]  # in rank order; with hosts, those of every host
+    gpus: tuple[Integer, ...]  # in rank order; with hosts, those of every host
     device: str  # cpu or cuda
-    batch_size: int  # images or samples per rank and step
-    global_batch_size: int | None  # strong scaling; None: weak scaling
+    batch_size: Integer  # images or samples per rank and step
+    global_batch_size: Integer | None  # strong scaling; None: weak scaling
     precision: str
     optimize: str
     channels_last: bool
-    seed: int
-    repeat: int = 0
+    seed: Integer
+    repeat: Integer = 0
     labels: tuple[str, ...] = ()  # what differs from the defaults, for people; no part of the key
-    server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
+    server_gpus: tuple[Integer, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
     data: dict[str, Any] = field(default_factory=dict)  # of a loader; empty: synthetic batches
     hosts: tuple[str, ...] = ()  # in rank order; empty: this machine
@@ -146,8 +148,8 @@ class Cell:
     # the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
     # CUDA_DEVICE_MAX_CONNECTIONS of its processes; None: as it is around the launcher.
-    cuda_device_max_connections: int | None = None
-    accumulate: int = 1  # micro-steps of a step, which share its batch equally
+    cuda_device_max_connections: Integer | None = None
+    accumulate: Integer = 1  # micro-steps of a step, which share its batch equally
 
     @property
     def world_size(self) -> int:

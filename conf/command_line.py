@@ -247,7 +247,7 @@ def _of_nccl_tests(words: Sequence[str]) -> str:
     for name, value in itertools.pairwise(words):
         if name in OF_NCCL_TESTS:
             options.append(f"benchmark.{OF_NCCL_TESTS[name]}={value}")
-    return f"write {' '.join(options)}; one rank runs on each GPU of gpus=0,1"
+    return f"write {' '.join(options)} gpus=0,1; one rank runs on each GPU"
 
 
 def _of_a_bare_word(text: str) -> str:

@@ -505,8 +505,8 @@ def server_gpus(
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
         raise Refused(
-            f"strategy.max_staleness={bound}: expected at least {workers - 1}: each of the other "
-            "workers may push before one pushes again"
+            f"strategy.max_staleness={bound}: expected at least {workers - 1}: so often the "
+            "other workers can push between two pushes of one"
         )
     typed = strategy.get("server_gpus")
     if typed is None or device != "cuda":
@@ -531,8 +531,7 @@ def server_gpus(
         example = "+".join(map(str, ids[:servers]))
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: with strategy.servers={servers} expected "
-            f"auto, or a GPU for each server, such as {example}; of the GPUs "
-            f"{', '.join(map(str, ids))}"
+            f"auto, or a GPU for each server out of {', '.join(map(str, ids))}, such as {example}"
         )
     return tuple(map(int, named))
 

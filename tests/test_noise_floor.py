@@ -314,12 +314,12 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(output_dir
     assert len(history) == 1, "twice changes nothing"
     share = f"±{100 * (high - low) / 2 / rate:.1f}"
     assert share in on_terminal()
-    assert "± for the next run (95 %), from 5 repeated runs" in on_terminal()
+    assert "± for the next run (95 %), each from 5 repeated runs" in on_terminal()
     content, findings = examine(study.folder)
     (point,) = findings.scaling.curves[0].points
     assert (point.rate.low, point.rate.high) == (pytest.approx(low), pytest.approx(high))
     tables = [table for section in content.sections for table in section.tables]
-    words = "95\N{NO-BREAK SPACE}% intervals for the next run, from 5 repeated runs"
+    words = "95\N{NO-BREAK SPACE}% intervals for the next run, each from 5 repeated runs"
     assert any(words in table.caption for table in tables)
     assert "noise_floor" in {table.name for table in tables}
     assert read(folder.record) == record, "the record stays as it was written"

@@ -36,7 +36,14 @@ def test_no_cell_has_servers_without_end(servers):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batch_size": 0}, {"accumulate": 0}, {"data": {"name": 1}}, {"data": {"name": "text"}}],
+    [
+        {"batch_size": 0},
+        {"batch_size": 10**400},
+        {"gpus": [10**20]},
+        {"accumulate": 0},
+        {"data": {"name": 1}},
+        {"data": {"name": "text"}},
+    ],
 )
 def test_no_cell_lacks_what_its_readers_need(wrong):
     with pytest.raises(ValueError):

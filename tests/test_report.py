@@ -445,7 +445,7 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats
     assert end in line
 
 
-LOSES = "10.0 % (9.4 to 10.6) of the rate, against runs with strategy=none; "
+LOSES = "10.0 % (9.4 to 10.6) of the rate, compared with runs with strategy=none; "
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     expected = ""
     if start is not None:
         cost = "0.673 ms (95 % interval within one run: 0.600 to 0.700) of each 54.8 ms step, "
-        cost += "against steps of the same runs without the exchange."
+        cost += "compared with steps in which the same runs skip the exchange."
         expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 

@@ -77,7 +77,7 @@ COLUMNS = (
     Column("configuration", "configuration"),
     Column("images_per_second", "images/s", kind="rate", bounded=True),
     Column("behind", "vs. best"),
-    Column("source", "from"),
+    Column("source", "source"),
 )
 # {what RankedConfiguration says: whether it may be as fast as the fastest}
 AS_FAST = {FASTEST: True, TIED: True, SLOWER: False, UNKNOWN: None}

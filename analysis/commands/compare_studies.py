@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = [StudyPath.of(text) for text in (arguments.a, arguments.b)]
     for study in inputs:
         if study.folder.is_file():
-            raise ValueError(f"{study.folder}: is a file; expected two folders of studies")
+            raise ValueError(f"{study.folder}: is a file; expected the folders of two studies")
     sides = open_inputs(inputs, QuickCheck().marked)
     result = differences(*sides)
     if not result.cells:

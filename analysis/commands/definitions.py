@@ -34,8 +34,8 @@ WORDS = {
     "validity": "valid, suspect or invalid, with the codes of the checks that say so",
     "valid": "every check that could run was passed",
     "suspect": "the numbers are used, with a mark: the check named beside it doubts them",
-    "invalid": "the numbers are wrong, by the check named beside it; no baseline and no comparison "
-    "uses them",
+    "invalid": "the numbers are wrong, by the check named beside it; no baseline and no "
+    "comparison uses them",
     "rehearsal": "the run was tried for another machine (rehearse=); it has no timings",
     "unchecked": "a check could not run; its sentence says why",
     "not applicable": "the check does not apply to this run",
@@ -43,19 +43,6 @@ WORDS = {
     "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
     "link class": "the path between two GPUs, as in nvidia-smi topo -m: NV# (NVLinks), PIX, PXB, "
     "PHB, NODE or SYS",
-    "links": "subsets: how many pairs of GPUs have each link class",
-    "all rings": "place, subsets: what NCCL's rings through the GPUs carry together, in any order; "
-    "nominal: by data sheets; no NVLink ring: they cross PCIe (SYS: and sockets), speed unknown",
-    "members": "subsets: the number of subsets with these links between their GPUs",
-    "representative": "subsets: one of the members; measuring it measures them all",
-    "second member": "subsets: another of the members, to test that they are equal",
-    "GPUs in ring order": "place: each GPU sends to the next one, and the last to the first",
-    "links of this ring": "place: the link classes between the neighbours of this order",
-    "worst order": "place: the best set in the order whose ring has the slowest links",
-    "slowest GB/s": "place: the slowest measured link of this ring",
-    "sum GB/s": "place: the measured links of this ring together",
-    "P2P enabled": "p2p: with peer access, GPUs copy straight to each other",
-    "P2P disabled": "p2p: without peer access, copies between GPUs pass host memory",
     "result": "the main number of a benchmark without training",
     "repeat": "which round of repeats= a run belongs to",
     "run": "first, again (a repeat that shows run-to-run variation) or drift",
@@ -67,37 +54,8 @@ WORDS = {
     "exchange_alone": "the method of a strategy that exchanges gradients without compute; without "
     "it exposed communication is not known (trainers/OWN.md)",
     "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
-    "wait ms": "trace: how long ranks waited in a collective for the one that came last",
-    "gap µs": "trace: median pause of a GPU between two kernels or copies",
-    "host step ms": "trace: median time of a step on the host; its kernels may run later",
-    "exposed ms/step": "trace: exposed communication per step, on average",
-    "… in gaps": "trace: of the exposed communication, in pauses of at most 10 µs between kernels",
-    "overlapped ms": "trace: communication while a kernel computed",
-    "transfer ms": "trace: time of a collective from when its last rank has come",
     "straggler": "the rank that came last, for which the others waited",
-    "ran on": "trace: the GPUs on which a rank's kernels ran",
-    "compute ms": "trace: the time in which kernels that are no communication ran",
-    "communication ms": "trace: the time in which kernels of collectives ran, waiting included",
-    "matched": "trace: collectives that were found on every rank",
-    "algbw": "nccl-tests: bytes ÷ time; busbw is what each link carries for it",
-    "#wrong": "nccl-tests: values of the result that were wrong",
-    "redop": "nccl-tests: the reduction, such as sum",
-    "in place": "nccl-tests: the result replaces the input; the columns before are out of place",
-    "forecast": "predict, advise: the expected value, with a 90 % prediction interval below it",
-    "basis": "predict: interpolated (no more GPUs than were measured), extrapolated (more), or "
-    "assumed_network",
-    "no change ms": "predict: the step if overhead and compute were as in the nearest run; a "
-    "forecast must beat it",
-    "no change": "predict: the error of the simplest forecast, `no change ms`",
-    "after backward ms": "predict: the part of the exchange that goes on after backward",
-    "slowdown ms": "predict: how much longer compute takes while the exchange runs",
-    "on one GPU ms": "predict: what the strategy adds to a step without any other GPU",
     "overhead ms": "what a strategy adds to a step: strategy/cost_ms",
-    "inside": "predict: whether the measured step lies in the forecast's interval",
-    "held-out configuration": "predict: a measured configuration, forecast from the others only",
-    "vs. best": "advise: how far the rate is behind the best; ~: may be as fast",
-    "from": "advise: the number of runs behind a rate, or that it is a forecast",
-    "recomputed": "verify: the value that follows from the raw samples; `recorded` is the record's",
     "speed-up": "the rate ÷ the rate of the slowest of these GPUs alone",
     "slowest alone": "the rate of the slowest of these GPUs, measured on its own",
     "by hosts": "efficiency over hosts: the rate ÷ (hosts × the rate of the slowest host alone)",
@@ -109,22 +67,89 @@ WORDS = {
     "assumed_network": "the forecast rests on --net: no run measured the network",
     "reference": "the time of an exchange's bytes at the rate of one large transfer on the same "
     "path, without waiting",
-    "ring": "reference: one large NCCL message, gather or all-reduce around all GPUs",
-    "memory_copy": "reference of CPU workers: a copy of the same bytes in memory",
-    "host_link": "reference: copies of all GPUs to and from host memory at once",
-    "host_memory": "reference: the copies and sums that a server does in host memory",
-    "server_link": "reference: copies of all ranks to the GPU with the server at once",
-    "net_link": "reference: one large message between hosts",
+    "ring": "a reference: one large NCCL message, gather or all-reduce around all GPUs",
+    "memory_copy": "a reference of CPU workers: a copy of the same bytes in memory",
+    "host_link": "a reference: copies of all GPUs to and from host memory at once",
+    "host_memory": "a reference: the copies and sums that a server does in host memory",
+    "server_link": "a reference: copies of all ranks to the GPU with the server at once",
+    "net_link": "a reference: one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
     "not significant": "the runs show no difference; `detects` is the smallest that they can find",
     "n. s.": "not significant",
     "cannot tell": "too few repeats, or the configurations differ in more than one option",
     "detects": "the smallest true difference that such runs find with 80 % probability",
-    "PASS": "compare: the measured slowdown is below --limit, and these runs can show one of that "
-    "size. A true slowdown close to --limit may pass or fail",
-    "FAIL": "compare: significantly slower, by --limit or more",
-    "INCONCLUSIVE": "compare: these runs cannot show a slowdown of --limit, or all are suspect",
+}
+# {command of python -m analysis: {column or word of its tables: what it means}}
+COLUMNS = {
+    "compare": {
+        "PASS": "the measured slowdown is below --limit, and these runs can show one of that "
+        "size. A true slowdown close to --limit may pass or fail",
+        "FAIL": "significantly slower, by --limit or more",
+        "INCONCLUSIVE": "these runs cannot show a slowdown of --limit, or all are suspect",
+    },
+    "subsets": {
+        "links": "how many pairs of GPUs have each link class",
+        "members": "how many subsets have this pattern of links",
+        "representative": "one of the members; measuring it measures them all",
+        "second member": "another of the members, to test that they are equal",
+    },
+    "place and subsets": {
+        "all rings": "what NCCL's rings through the GPUs carry together, in any order; nominal: "
+        "by data sheets; no NVLink ring: they cross PCIe (SYS: and sockets), speed unknown"
+    },
+    "place": {
+        "GPUs in ring order": "each GPU sends to the next one, and the last to the first",
+        "links of this ring": "the link classes between the neighbours of this order",
+        "worst order": "the best subset, in the rank order that gives the slowest ring",
+        "slowest GB/s": "the slowest measured link of this ring",
+        "sum GB/s": "the measured links of this ring together",
+    },
+    "p2p": {
+        "P2P enabled": "with peer access, GPUs copy straight to each other",
+        "P2P disabled": "without peer access, copies between GPUs pass host memory",
+    },
+    "trace": {
+        "wait ms": "how long ranks waited in a collective for the one that came last",
+        "gap µs": "median pause of a GPU between two kernels or copies",
+        "host step ms": "median time of a step on the host; its kernels may run later",
+        "exposed ms/step": "exposed communication per step, on average",
+        "… in gaps": "of the exposed communication, in pauses of at most 10 µs between kernels",
+        "overlapped ms": "communication while a kernel computed",
+        "transfer ms": "time of a collective from when its last rank has come",
+        "ran on": "the GPUs on which a rank's kernels ran",
+        "compute ms": "the time in which kernels that are no communication ran",
+        "communication ms": "the time in which kernels of collectives ran, waiting included",
+        "matched": "collectives that were found on every rank",
+    },
+    "nccl-tests": {
+        "algbw": "bytes ÷ time; busbw is what each link carries for it",
+        "#wrong": "values of the result that were wrong",
+        "redop": "the reduction, such as sum",
+        "in place": "the result replaces the input; the columns before are out of place",
+    },
+    "predict": {
+        "forecast ms": "the expected time; the line under it is its 90 % prediction interval",
+        "measured step ms": "the step time of the held-out configuration",
+        "measured overhead ms": "its strategy/cost_ms",
+        "basis": "interpolated (no more GPUs than were measured), extrapolated (more), or "
+        "assumed_network",
+        "no change ms": "the step if overhead and compute were as in the nearest run; a forecast "
+        "must beat it",
+        "error of no change": "the error of the simplest forecast, `no change ms`",
+        "after backward ms": "the part of the exchange that goes on after backward",
+        "slowdown ms": "how much longer compute takes while the exchange runs",
+        "on one GPU ms": "what the strategy adds to a step without any other GPU",
+        "in interval": "whether the measured step lies in the forecast's interval",
+        "held-out configuration": "a measured configuration, forecast from the others only",
+    },
+    "advise": {
+        "vs. best": "how far the rate is behind the best; ~: may be as fast",
+        "source": "the number of runs behind a rate, or that it is a forecast",
+    },
+    "verify": {
+        "recomputed": "the value that follows from the raw samples; `recorded` is the record's"
+    },
 }
 
 
@@ -137,11 +162,13 @@ class Definition(NamedTuple):
     unit: str = ""
     verdict: str = ""  # of a code
     remedy: str = ""
+    where: str = ""  # it stands
 
     @property
     def text(self) -> str:
         """The definition for a terminal."""
-        kind = f" ({self.verdict})" if self.verdict else ""
+        kind = self.verdict or self.where
+        kind = f" ({kind})" if kind else ""
         width = min(98, get_terminal_size((98, 24)).columns)
         lines = textwrap.wrap(f"{self.name}{kind}: {self.meaning}", width)
         unit = self.unit
@@ -159,6 +186,9 @@ class Definition(NamedTuple):
 def definitions() -> dict[str, Definition]:
     """Return the definition of every name; a column that shows a metric has the metric's."""
     named = {name: Definition(name, meaning) for name, meaning in WORDS.items()}
+    for command, columns in COLUMNS.items():
+        for name, meaning in columns.items():
+            named[name] = Definition(name, meaning, where=f"in analysis {command}")
     for entry in METRICS.values():
         named[entry.name] = Definition(entry.name, entry.title, entry.formula, entry.unit)
         if entry.column:
@@ -256,4 +286,7 @@ def reference() -> str:
                 lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Words and columns", "", "| word | meaning |", "|---|---|"]
     lines += [f"| {name} | {meaning} |" for name, meaning in WORDS.items()]
+    for command, columns in COLUMNS.items():
+        for name, meaning in columns.items():
+            lines.append(f"| {name} (in analysis {command}) | {meaning} |")
     return "\n".join(lines) + "\n"

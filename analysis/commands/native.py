@@ -254,8 +254,8 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
             mean = f"{nccl_run.mean_busbw:.4f} GB/s"
         present = " that are there" if nccl_run.rows_missing else ""
         out.print(
-            f"columns: out of place, then in place. avg busbw: {average}; "
-            f"mean of the rows{present}: {mean}"
+            f"columns: out of place, then in place. Average busbw: {average} in the file, {mean} "
+            f"computed from its rows{present}"
         )
         _print_notes("error", nccl_run.errors)
         _print_notes("note", nccl_run.notes)

@@ -85,15 +85,15 @@ FORECASTS = (
 )
 HELD_OUT = (
     Column("cell", "held-out configuration"),
-    Column("measured_ms", "step ms", kind=MS),
-    Column("step", "forecast", kind=MS, bounded=True),
+    Column("measured_ms", "measured step ms", kind=MS),
+    Column("step", "forecast ms", kind=MS, bounded=True),
     Column("error", "error", kind="change"),
-    Column("null_error", "no change", kind="change"),
-    Column("inside", "inside"),
-    Column("measured_cost_ms", "overhead ms", kind=MS),
-    Column("cost_ms", "forecast", kind=MS),
+    Column("null_error", "error of no change", kind="change"),
+    Column("inside", "in interval"),
+    Column("measured_cost_ms", "measured overhead ms", kind=MS),
+    Column("cost_ms", "forecast ms", kind=MS),
     Column("cost_error", "error", kind="change"),
-    Column("null_cost_error", "no change", kind="change"),
+    Column("null_cost_error", "error of no change", kind="change"),
 )
 
 

@@ -13,6 +13,7 @@ from analysis.findings.comparisons import TIED, Ranking
 from analysis.findings.examine import Findings
 from analysis.findings.links import host_wires
 from analysis.findings.scaling import Point
+from analysis.findings.waterfall import OVERHEAD
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import (
     CurvePoint,
@@ -261,7 +262,7 @@ def answer(study: Study, main: CurvePoint) -> str:
 
 def _suspect_by(codes: Sequence[str]) -> str:
     word = "check" if len(codes) == 1 else "checks"
-    return f" (suspect by the {word} {join_words([*codes])})"
+    return f" (suspect: see the {word} {join_words([*codes])})"
 
 
 def definition(point: Point) -> str:
@@ -315,12 +316,10 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         devices += f" ({single_line(', '.join(shared), 120)})"
     leader = ranking.suspect_leader
     if leader is not None:
-        which = f"every run of {words[leader.runs]}, the highest rate,"
-        doubted = "suspect"
+        why = f"{words[leader.runs]} has the highest rate, but all its runs are suspect"
         if all(each.runs.all_suspect for each in ranking.configurations):
-            which = "every run"
-            doubted += " or invalid" * bool(invalid_records(study))
-        return [f"The fastest on {devices} is not known: {which} is {doubted}."]
+            why = "every run is suspect" + " or invalid" * bool(invalid_records(study))
+        return [f"The fastest on {devices} is not known: {why}."]
     first = ranking.fastest
     if first is None:
         highest, second, *_ = ranking.configurations
@@ -504,14 +503,15 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         lost = fall.ideal.value - fall.measured.value
         of_ideal = number(lost / fall.ideal.value, "share")
         line = f"Scaling loss{where}: {number(lost, 'rate')} images/s, {of_ideal} of the ideal "
-        line += f"{number(fall.ideal.value, 'rate')} (= {point.world_size} × the slowest GPU alone "
+        line += f"{number(fall.ideal.value, 'rate')} ({point.world_size} × the slowest GPU alone "
         line += "with strategy=none)"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")
-            line += (
-                f". Largest confirmed cause: {part.name}, {size} of these {number(lost, 'rate')}"
-            )
+            cause = part.name
+            if cause == OVERHEAD:
+                cause = "strategy overhead that one GPU alone has too"
+            line += f". Largest confirmed cause: {cause}, {size} of these {number(lost, 'rate')}"
         elif has_intervals:
             line += "; no cause is significant"
         return f"{line}."
@@ -519,7 +519,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     share = loss_against_none(findings, point)
     if share is not None:
         size = estimate(share, "share")
-        parts.append(f"{size} of the rate, against runs with strategy=none")
+        parts.append(f"{size} of the rate, compared with runs with strategy=none")
     runs = next(each for each in study.runs if each.record_ids == point.record_ids)
     cost_ms, step_ms = runs.next_run(COST), runs.median("step/ms_median")
     if cost_ms is not None and cost_ms.low is not None and step_ms:
@@ -527,8 +527,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if runs.floor(COST) is None:
             of_runs = f"95 % interval within one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        against = "against steps of the same runs without the exchange"
-        parts.append(f"{size} of each {number(step_ms)} ms step, {against}")
+        compared = "compared with steps in which the same runs skip the exchange"
+        parts.append(f"{size} of each {number(step_ms)} ms step, {compared}")
     if not parts:
         return ""
     return f"Overhead of {point.key['strategy.name']}{where}: {'; '.join(parts)}."

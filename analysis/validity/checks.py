@@ -87,7 +87,8 @@ MEMORY = ("memory/peak_gib", "memory/reserved_gib")  # all that a rehearsal keep
 OTHER_CODES = {
     "setting_ignored": (
         "invalid or suspect",
-        "by NCCL's log, a setting has another value, or was not taken; suspect: not by all",
+        "NCCL's log shows that a setting has another value, or was not taken. Suspect "
+        "where only some ranks did not take it",
         "Check the spelling. See in nccl/*.log of the run whether this NCCL version knows it.",
     ),
     "transport_unexpected": (
@@ -105,8 +106,8 @@ OTHER_CODES = {
     ),
     "channels_unexpected": (
         "invalid",
-        "NCCL chose a number of channels that a setting forbids",
-        "Choose a number of channels that NCCL allows for these GPUs.",
+        "NCCL chose a number of channels outside the limits that were set",
+        "Set limits that NCCL can meet on these GPUs.",
     ),
     "does_not_verify": (
         "invalid; the report alone checks this",

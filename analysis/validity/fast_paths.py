@@ -162,7 +162,7 @@ def _mostly(amounts: Mapping[str, int], wanted: str, least: float = MOSTLY) -> b
 
 
 LOG, TUNED = "NCCL's log", "TUNING lines of NCCL's log"
-RINGS, CONNECTED = f"“use ring PXN … GDR …” in {LOG}", f"transports in {LOG}"
+CONNECTED = f"transports in {LOG}"
 REGISTERING = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER", "strategy.memory", "benchmark.memory")
 FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
     NcclPath("P2P setting", "NCCL_P2P_LEVEL, NCCL_P2P_DISABLE", CONNECTED,
@@ -171,9 +171,9 @@ FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
     NcclPath("algorithm, protocol", "NCCL_ALGO, NCCL_PROTO", TUNED, code="algorithm_unexpected"),
     NcclPath("channels", "NCCL_MIN_CTAS, NCCL_MAX_CTAS, NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS",
              f"their number in {LOG}", code="channels_unexpected"),
-    NcclPath("GDR", "NCCL_NET_GDR_LEVEL", RINGS, _logged("GDR 1", "GDR 0"),
+    NcclPath("GDR", "NCCL_NET_GDR_LEVEL", f"“GDR 1” in {LOG}", _logged("GDR 1", "GDR 0"),
              ("PIX", "PXB", "PHB", "SYS", "1", "2", "3", "4", "5")),
-    NcclPath("PXN", "NCCL_PXN_DISABLE", RINGS, _logged("PXN 1", "PXN 0"), ("0",)),
+    NcclPath("PXN", "NCCL_PXN_DISABLE", f"“PXN 1” in {LOG}", _logged("PXN 1", "PXN 0"), ("0",)),
     NcclPath("CollNet, SHARP", "NCCL_COLLNET_ENABLE", f"“Connected CollNet” in {LOG}",
              _logged("Connected CollNet", "Connected all rings"), ("1",)),
     NcclPath("NVLS", "NCCL_NVLS_ENABLE", f"nvls channels in {LOG}", nvls_channels, ("1",)),

@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: for every timed window, the rank's own time stamps before and after it are over
-    1.5 % further apart than the GPU's and the host's timers measured
+    """on GPUs: by the rank's own time stamps, every timed window lasted over 1.5 % longer than by
+    the GPU's and the host's timers
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -173,7 +173,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
 @check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
     """unusually long steps cost more than {pause_limit} of the time. For CPU workers the limit is
-    three times as high, and 3 % if no step took over 15 ms more than the median step
+    three times as high, or 3 % where every step stayed within 15 ms of the median step
     """
     facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], limits.pause_limit
@@ -343,8 +343,8 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "time between the steps is missing in their times: {}")
 def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
-    """on CPU workers: more than 2 % of the time, and more than 0.1 ms a step, passed between the
-    end of a step and the start of the next, so that no step time includes it
+    """on CPU workers: more than 2 % of the time, and more than 0.1 ms a step, passed between one
+    step and the next, and is in no step time
     """
     if record.cell.device == "cuda":
         return not_applicable("on GPUs clocks_disagree checks this")

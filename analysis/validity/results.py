@@ -382,8 +382,8 @@ def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the longest steps of a window were cut: {}")
 def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
-    """the step times of a window look clipped at a highest value: three steps or more, and at least
-    5 % of all, have exactly the longest time, and no other time occurs twice
+    """the step times of a window look clipped: at least three steps, and at least 5 % of them, took
+    exactly the same longest time, while no other time occurs twice
     """
     steps = record.checks.get("equal_longest")
     return f"{steps} steps took exactly as long as the longest one" if steps else None
@@ -391,7 +391,7 @@ def samples_cut(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "timed steps are not those that were checked: {}", since=7)
 def steps_changed(record: Record, _: ValidityLimits) -> Judgement:
-    """a step in the timed windows, or right after them, does other work than before timing began.
+    """a step in the timed windows, or right after them, did other work than the steps before.
     The check compares passes through the model (images, layers), updates, collectives (bytes,
     order) and the modules in training mode
     """

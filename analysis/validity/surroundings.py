@@ -239,7 +239,7 @@ def _clock_differences(record: Record, phases: Phases, most: float) -> Iterator[
 @check("invalid", "a GPU lowered its clocks because of heat or a power brake: {}")
 def throttled(record: Record, _: ValidityLimits) -> Judgement:
     """a GPU lowered its clocks for heat or an external power brake while something was measured.
-    Its own power cap is recorded, and is no fault
+    Slowing down at its own power cap is recorded, and is no fault
 
     Improve the cooling or the power supply, then run again.
     """
