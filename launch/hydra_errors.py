@@ -166,7 +166,7 @@ def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]
     node: Any = getattr(cause, "parent_node", None)
     if node is not None:
         names = [str(child) for child in node if child not in (*RULES, "hydra")]
-        if parent in WITH_RULES:
+        if parent in WITH_RULES and "name" in names:
             parent += f"={node['name']}"
     else:
         names = _names_at(parent)

@@ -157,12 +157,12 @@ def test_the_machine_that_is_asked_about_is_named_in_the_first_line(
                 write(CellFolder(folder), record)
     fewer, most = str(tmp_path / "fewer"), str(tmp_path / "most")
     for command, machine in (
-        (["predict", fewer, most], "other (4 × NVIDIA H200): of the"),
-        (["predict", most, fewer], "vm (4 × NVIDIA H200): of the"),
+        (["predict", fewer, most], "other (4 × NVIDIA H200), one of 2 machines"),
+        (["predict", most, fewer], "vm (4 × NVIDIA H200), one of 2 machines"),
         (["advise", str(tmp_path / "fewer"), "--gpus", "0+1+2+3"], "other (4 × NVIDIA H200)."),
     ):
         assert main(command) == 0
-        assert capsys.readouterr().out.startswith(f"These forecasts are for {machine}")
+        assert capsys.readouterr().out.startswith(f"These forecasts rest on runs of {machine}")
     assert main(["predict", fewer, most, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["machine"] == "other"
 

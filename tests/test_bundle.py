@@ -93,7 +93,7 @@ def test_the_report_made_from_a_bundle_is_the_one_in_it_and_the_studys_own(
     inside = contents(original / NAME / "report")
     assert inside == contents(tmp_path / "again") == contents(tmp_path / "own")
     page = inside["index.html"].decode()
-    assert "for the next run, from" in page
+    assert "for the next run, each from" in page
 
 
 def test_it_holds_what_others_need_and_nothing_else(outputs, original):

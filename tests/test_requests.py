@@ -202,6 +202,7 @@ def test_every_experiment_is_typed_in_its_file_and_its_plan_is_golden(name):
          "engine.start in FILE: Cannot convert 'ListConfig' to string: '[1]'; expected auto"),
         ("batch_size: many", "batch_size=many: expected auto or"),
         ("hydra:", "a YAML of --config-dir cannot be composed (Hydra: "),
+        ("benchmark:", "benchmark=None: expected benchmark=NAME and benchmark.OPTION=value"),
         ("# @package [[[[", "a YAML of --config-dir cannot be composed (Hydra: "),
     ],
 )  # fmt: skip
@@ -212,6 +213,13 @@ def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):
     code, out, err = launch("--config-dir", str(folder.parent), "+experiment=mine", "dry_run=true")
     said = said.replace("FILE", "experiment/mine.yaml")
     assert (code, out) == (2, "") and err.startswith(f"launch.py: {said}") and err.count("\n") == 1
+
+
+def test_an_option_of_a_group_that_a_study_file_empties_is_refused(launch, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nbenchmark:\n")
+    code, _, err = launch(f"--config-dir={tmp_path}", "+experiment=mine", "benchmark.name=p2p")
+    assert code == 2 and err.startswith("launch.py: benchmark.name=p2p: benchmark has no option")
 
 
 def test_several_sizes_of_buckets_need_a_torch_that_has_them(launch, monkeypatch):

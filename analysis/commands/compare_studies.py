@@ -33,7 +33,6 @@ from analysis.findings.between_studies import (
     CellDifference,
     Differences,
     differences,
-    options_apart,
     why_apart,
 )
 from analysis.findings.communication import EXCHANGE
@@ -120,18 +119,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _nothing_common(arguments: argparse.Namespace, sides: Sides, result: Differences) -> str:
-    line = (
-        f"{arguments.a} and {arguments.b} have no configuration in common that is usable in both: "
-    )
+    line = f"{arguments.a} and {arguments.b} have no usable configuration in common: "
     for name, why in {**result.only_first, **result.only_second}.items():
         if why:
             return f"{line}of {name} one study has no usable run ({why}); measure it again"
-    apart = len(options_apart(*sides))
-    options = "it" if apart == 1 else "them"
     studies = shlex.join([arguments.a, arguments.b])
     return (
-        f"{line}{why_apart(*sides)}. To compare, vary {options} in one sweep; to see both side by "
-        f"side: python -m analysis report {studies}"
+        f"{line}{why_apart(*sides)}; to see both side by side: python -m analysis report {studies}"
     )
 
 

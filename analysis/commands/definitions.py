@@ -51,8 +51,8 @@ WORDS = {
     "baseline": "the same configuration on each GPU alone; efficiency is against the slowest",
     "nodes": "the hosts of a run",
     "batch": "images or samples per rank and step",
-    "exchange_alone": "the method of a strategy that exchanges gradients without compute; without "
-    "it exposed communication is not known (trainers/OWN.md)",
+    "exchange_alone": "method of a strategy's Python class that exchanges gradients, without "
+    "forward and backward; where it is missing, exposed communication is unknown (trainers/OWN.md)",
     "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
     "straggler": "the rank that came last, for which the others waited",
     "overhead ms": "what a strategy adds to a step: strategy/cost_ms",
@@ -134,9 +134,8 @@ COLUMNS = {
         "measured overhead ms": "its strategy/cost_ms",
         "basis": "interpolated (no more GPUs than were measured), extrapolated (more), or "
         "assumed_network",
-        "no change ms": "the step if overhead and compute were as in the nearest run; a forecast "
-        "must beat it",
-        "error of no change": "the error of the simplest forecast, `no change ms`",
+        "naive ms": "the naive forecast: overhead and compute as in the nearest run",
+        "naive error": "the error of the naive forecast, `naive ms`; a good forecast has less",
         "after backward ms": "the part of the exchange that goes on after backward",
         "slowdown ms": "how much longer compute takes while the exchange runs",
         "on one GPU ms": "what the strategy adds to a step without any other GPU",
@@ -150,6 +149,37 @@ COLUMNS = {
     "verify": {
         "recomputed": "the value that follows from the raw samples; `recorded` is the record's"
     },
+}
+
+
+# {fast path: what it is}
+PATHS = {
+    "P2P setting": "how far apart GPUs may be that copy straight to each other",
+    "SHM setting": "GPUs exchange through shared host memory where they cannot directly",
+    "algorithm, protocol": "NCCL's algorithm (Ring, Tree, …) and protocol (LL, LL128, Simple)",
+    "channels": "the number of parallel channels of a NCCL collective",
+    "GDR": "GPUDirect RDMA: the network card reads and writes GPU memory itself",
+    "PXN": "traffic for another host goes over NVLink to the GPU beside the network card",
+    "CollNet, SHARP": "switches of the network sum the gradients",
+    "NVLS": "NVLink SHARP: NVSwitches sum the gradients",
+    "symmetric kernels": "NCCL's faster kernels for buffers in symmetric memory",
+    "zero-CTA policy": "NCCL moves data by copy engines, which leaves the SMs to compute",
+    "registered buffers": "NCCL sends from the user's buffers without copying them first",
+    "DDP buckets": "DDP reduces gradients in several buckets while backward goes on",
+    "static graph": "DDP knows that every step is alike, and puts buckets in order of arrival",
+    "bucket views": "gradients are views of DDP's buckets, so nothing is copied into them",
+    "half-precision hook": "gradients are sent in half precision",
+    "accumulation": "gradients of several passes are exchanged once",
+    "FSDP prefetch": "FSDP gathers the weights of the next layer while this one computes",
+    "channels_last": "convolutions read memory in the order of tensor cores",
+    "TF32": "float32 matmuls use the tensor cores' TF32",
+    "autocast": "convolutions and matmuls compute in half precision",
+    "torch.compile": "the model runs as compiled code",
+    "whole graph": "torch.compile made one graph of the model, without breaks",
+    "CUDA graph": "a step is replayed as a graph instead of launched kernel by kernel",
+    "fused optimizer": "one kernel updates many weights",
+    "pinned memory": "batches are copied to the GPU from pinned memory, without waiting",
+    "loader workers": "processes load batches while the GPU computes",
 }
 
 
@@ -200,8 +230,8 @@ def definitions() -> dict[str, Definition]:
         asked_by = path.asked_by
         if isinstance(path, NcclPath) and path.values:
             asked_by += f"={path.values[0]}"
-        meaning = "a fast path of torch or NCCL that can silently fall back to a slower one. "
-        meaning += f"Requested by {asked_by}; proved by {proof}"
+        meaning = f"{PATHS[path.name]}. It can be missing without an error: requested by "
+        meaning += f"{asked_by}; proved by {proof}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)

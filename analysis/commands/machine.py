@@ -196,9 +196,9 @@ def _run_place(arguments: argparse.Namespace) -> None:
         }
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
-            caption = "all rings: what NCCL's rings carry together; no order changes that."
+            caption = "all rings: what NCCL's rings carry in total, in any order."
         if name == "worst_order":
-            caption += " The worst order has the slowest links in its own ring."
+            caption += " worst order: a single ring in this order has the slowest links."
         rows.append(row)
     print_table(Table.of("", caption, RINGS, rows))
     console().print(placement.reason)

@@ -64,7 +64,7 @@ GPUS_FORM = (
 )
 NUMBERS = "to ask for a number of GPUs, not for ids, add --per-node, as in --gpus 16 --per-node 8"
 PARTS = (
-    "overhead = after backward + slowdown of compute + on one GPU; no change: the step if overhead "
+    "overhead = after backward + slowdown of compute + on one GPU; naive: the step if overhead "
     "and compute were as in the nearest run."
 )
 Subject = tuple[Workload, str]  # and a strategy
@@ -77,7 +77,7 @@ FORECASTS = (
     Column("images_per_second", "images/s", kind="rate"),
     Column("efficiency", "efficiency", kind="share", bounded=True),
     Column("cost_ms", "overhead ms", kind=MS),
-    Column("null_step_ms", "no change ms", kind=MS),
+    Column("null_step_ms", "naive ms", kind=MS),
     Column("tail_ms", "after backward ms", kind=MS),
     Column("contention_ms", "slowdown ms", kind=MS),
     Column("own_work_ms", "on one GPU ms", kind=MS),
@@ -88,12 +88,12 @@ HELD_OUT = (
     Column("measured_ms", "measured step ms", kind=MS),
     Column("step", "forecast ms", kind=MS, bounded=True),
     Column("error", "error", kind="change"),
-    Column("null_error", "error of no change", kind="change"),
+    Column("null_error", "naive error", kind="change"),
     Column("inside", "in interval"),
     Column("measured_cost_ms", "measured overhead ms", kind=MS),
     Column("cost_ms", "forecast ms", kind=MS),
     Column("cost_error", "error", kind="change"),
-    Column("null_cost_error", "error of no change", kind="change"),
+    Column("null_cost_error", "naive error", kind="change"),
 )
 
 
@@ -554,8 +554,9 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
         row["error"] = prediction.step_ms / result.step_ms - 1
         row["null_error"] = prediction.null_step_ms / result.step_ms - 1
         row["inside"] = {None: "", True: "yes", False: "no"}[result.inside]
-        if result.cost_ms:
+        if result.cost_ms is not None:
             row |= {"measured_cost_ms": result.cost_ms, "cost_ms": prediction.cost_ms}
+        if result.cost_ms is not None and result.cost_ms > 0:
             row["cost_error"] = prediction.cost_ms / result.cost_ms - 1
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
     print_table(Table.of("forecasts", _about_intervals(rows), HELD_OUT, rows))

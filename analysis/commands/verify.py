@@ -138,7 +138,7 @@ def _print(study: str, result: Verification, packed: str) -> None:
         lines.append(packed)
     summary = (
         f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples; "
-        f"of {result.values} values compared {len(result.differences)} differ"
+        f"{result.values} values compared, {len(result.differences)} differ"
     )
     if study:
         summary = f"{study}: {summary}"

@@ -79,13 +79,13 @@ def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str 
 def machine_line(study: Study, first: Study, machine: str) -> str:
     """Return which machine forecasts are for, in one sentence; `first` is the study named first."""
     here = [runs for runs in study.runs if runs.machine == machine]
-    words = f"These forecasts are for {machine}"
+    words = f"These forecasts rest on runs of {machine}"
     if here:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:
-        words += f": of the {len(machines)} machines given, most runs of study {first.name} were "
-        words += "measured there"
+        words += f", one of {len(machines)} machines in these studies: most runs of study "
+        words += f"{first.name} were measured there"
     return f"{words}."
 
 

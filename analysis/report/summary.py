@@ -162,17 +162,14 @@ def measured(study: Study) -> str:
     models = _several(with_model, "model")
     if trained:
         exchanging = [record for record in records if named(record, "strategy") != WITHOUT]
-        ways = []
+        way = "without an exchange"
         if exchanging:
-            ways.append(f"with {_several(exchanging, 'strategy', 'strategies')}")
-        if len(exchanging) < len(records):
-            ways.append("without an exchange")
+            way = f"with {_several(exchanging, 'strategy', 'strategies')}"
+            way += " (and, to compare, without an exchange)" * (len(exchanging) < len(records))
         verb = "was" if len(_names(records, "model")) == 1 else "were"
         if not is_done:
             verb += " to be"
-        subject = f"{models} {verb} trained {', and for comparison '.join(ways)}"
-        if len(ways) > 1:
-            subject += ","
+        subject = f"{models} {verb} trained {way}"
         pairs = {(named(record, "model"), named(record, "strategy")) for record in records}
         if len(pairs) < len(_names(records, "model")) * len(_names(records, "strategy")):
             each = [single_line(" with ".join(pair), 160) for pair in sorted(pairs)]
@@ -262,7 +259,7 @@ def answer(study: Study, main: CurvePoint) -> str:
 
 def _suspect_by(codes: Sequence[str]) -> str:
     word = "check" if len(codes) == 1 else "checks"
-    return f" (suspect: see the {word} {join_words([*codes])})"
+    return f" (suspect: {word} {join_words([f'‘{code}’' for code in codes])})"
 
 
 def definition(point: Point) -> str:

@@ -110,7 +110,7 @@ OTHER_CODES = {
         "Set limits that NCCL can meet on these GPUs.",
     ),
     "does_not_verify": (
-        "invalid; the report alone checks this",
+        "invalid; checked by report and verify",
         "the numbers of the record are not those of its raw samples",
         "Copy the record again from where it was measured: it was changed or damaged.",
     ),

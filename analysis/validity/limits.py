@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: by the rank's own time stamps, every timed window lasted over 1.5 % longer than by
-    the GPU's and the host's timers
+    """on GPUs: by the GPU's and the host's timers every timed window was over 1.5 % shorter than by
+    the rank's own time stamps, so the rate may be too high
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -224,9 +224,8 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time follows the same pattern inside every timed window, by more than the check
-    `not_stationary` allows. Step 1 is averaged over all windows, then step 2, and so on, and these
-    means are compared
+    """the step time depends on the position in the timed window: the means of step 1 over all
+    windows, of step 2, and so on differ by more than the check `not_stationary` allows
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:
@@ -344,7 +343,7 @@ def input_bound(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "time between the steps is missing in their times: {}")
 def time_between_steps(record: Record, _: ValidityLimits) -> Judgement:
     """on CPU workers: more than 2 % of the time, and more than 0.1 ms a step, passed between one
-    step and the next, and is in no step time
+    step and the next, and is counted in no step
     """
     if record.cell.device == "cuda":
         return not_applicable("on GPUs clocks_disagree checks this")

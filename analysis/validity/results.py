@@ -540,8 +540,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the bytes recorded for the gradient, for the exchange and for GB/s contradict each other, or
-    the strategy states another number of sent bytes than its formula gives (`sends` in its YAML)
+    """the byte counts of the gradient, of the exchange and of its GB/s disagree, or the bytes that
+    the strategy reports as sent are not those of the formula `sends` in its YAML
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

@@ -327,7 +327,11 @@ _TABLE = (
         "share of the time in which the power cap slowed a GPU",
         formula="mean of the GPUs in the timed windows",
     ),
-    _plain("reference/<way>_ms", "time of one part of the reference, such as its copies"),
+    _plain(
+        "reference/<way>_ms",
+        "time of one part of the reference",
+        formula="the same bytes by plain collectives or copies; <way> is the part, such as ring",
+    ),
     _less(
         "stage/<name>_ms",
         "time of one stage of the exchange",
@@ -400,8 +404,8 @@ _TABLE = (
     _more("collectives/avg_busbw_gb_per_s", "mean busbw of all sizes"),
     _more("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size"),
     _less("collectives/latency_us", "time of the smallest message"),
-    _less("collectives/alpha_us", "α of the fitted time α + bytes ÷ β, small messages"),
-    _more("collectives/beta_gb_per_s", "β of the fitted time α + bytes ÷ β, large messages"),
+    _less("collectives/alpha_us", "α of time = α + bytes ÷ β, fitted to the small messages"),
+    _more("collectives/beta_gb_per_s", "β of time = α + bytes ÷ β, fitted to the large messages"),
     _less(
         "collectives/fit_rms_error",
         "error of the α–β line",

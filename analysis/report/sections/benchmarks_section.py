@@ -369,10 +369,10 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
         share = median_and_interval(runs, f"p2p/{pattern}_share")
         if total and share:
-            keeps = f"the slowest at {share} of the rate that it has alone"
-            patterns.append(f"{what} {total} GB/s in total, {keeps}")
+            keeps = f"the slowest copy has {share} of its rate alone"
+            patterns.append(f"{what}: {total} GB/s in total; {keeps}")
     if patterns:
-        yield f"Copies at the same time: {'; '.join(patterns)}."
+        yield f"Copies at the same time, {', '.join(patterns)}."
 
 
 def jacobi(study: Study, findings: Findings) -> Section:

@@ -436,14 +436,16 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     table = Table.of(
         "forecasts",
         "The measured step of each run, and its forecast from before it ran. The changes say how "
-        "much longer the measured step is than the forecast, and than assuming no change.",
+        "much longer the measured step is than the forecast, and than that of the nearest run.",
         (
             Column("cell", "run", lambda row: names[row["cell"]]),
             Column("gpus", "GPUs"),
             Column("step_ms", "step ms", lambda row: row["forecast"].measured_ms, "ms"),
             Column("forecast_ms", "forecast ms", kind="ms", bounded=True),
             Column("error", "vs. forecast", lambda row: row["forecast"].error, CHANGE),
-            Column("null_error", "vs. no change", lambda row: row["forecast"].null_error, CHANGE),
+            Column(
+                "null_error", "vs. naive forecast", lambda row: row["forecast"].null_error, CHANGE
+            ),
             Column("inside", "in interval", lambda row: INSIDE[row["forecast"].inside]),
         ),
         rows,
