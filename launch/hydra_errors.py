@@ -38,6 +38,8 @@ WRONG_FILE = re.compile(
     r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)"
 )
 NOT_A_KEY = re.compile(r"Key '[^']*' not in '\w+'")
+SPECIAL = re.compile(r"[^\w\s/.+%@?:*|,\[\]{}()$\"'=~-]", re.ASCII)  # what Hydra has in quotes only
+NOT_CLOSED = "has a quote or bracket that is not closed"
 NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
 
@@ -76,10 +78,9 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
         key, _, value = error.override.partition("=")
         if "" in [part.strip() for part in value.split(",")] and not {"'", '"'} & set(value):
             return f"{error.override}: a value is missing next to a comma; write -m {key}=A,B"
-        return (
-            f"{error.override}: has a quote or bracket that is not closed, or a special character; "
-            f"put such a text in quotes: {key}=\"'…'\""
-        )
+        special = SPECIAL.search(value)
+        what = f"{special[0]} is a special character" if special else NOT_CLOSED
+        return f"{error.override}: {what}; put such a text in quotes: {key}=\"'…'\""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         meant = others_word(f"{group}={name}")

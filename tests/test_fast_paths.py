@@ -163,7 +163,7 @@ def test_every_path_is_explained_and_planted():
     names = {path.name for path in FAST_PATHS}
     planted = {path for path, *_ in (*RECORDED, *LOGGED)} | JUDGED.keys()
     assert names == planted | planted_paths.PATHS
-    assert all("proved by" in definitions()[name].meaning for name in names)
+    assert all("shown by" in definitions()[name].meaning for name in names)
 
 
 @pytest.mark.campaign

@@ -96,7 +96,7 @@ def test_the_command_refuses_a_matrix_of_another_machine(tmp_path, refusal):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("{}", "no matrices.unidirectional_enabled"),
         ("[]", "not square"),
         ("[[1, 2]]", "not square"),

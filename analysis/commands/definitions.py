@@ -21,6 +21,9 @@ from conf.options import suggestion
 MOST_ALIKE = 6  # names that a part of one explains
 NEAR = 0.75  # of difflib's ratio
 ORDER = ("invalid", "suspect", "finding", "unchecked")
+DETECTS = (
+    "the smallest true difference that as many runs with this scatter find with 80 % probability"
+)
 # Words and columns that are no metric and no code.
 WORDS = {
     "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one. "
@@ -36,7 +39,7 @@ WORDS = {
     "suspect": "the numbers are used, with a mark: the check named beside it doubts them",
     "invalid": "the numbers are wrong, by the check named beside it; no baseline and no "
     "comparison uses them",
-    "rehearsal": "the run was tried for another machine (rehearse=); it has no timings",
+    "rehearsal": "a trial of a run for another machine (rehearse=); it has no timings",
     "unchecked": "a check could not run; its sentence says why",
     "not applicable": "the check does not apply to this run",
     "finding": "worth knowing; the numbers stay valid",
@@ -59,7 +62,7 @@ WORDS = {
     "speed-up": "the rate ÷ the rate of the slowest of these GPUs alone",
     "slowest alone": "the rate of the slowest of these GPUs, measured on its own",
     "by hosts": "efficiency over hosts: the rate ÷ (hosts × the rate of the slowest host alone)",
-    "detectable": "the smallest true difference that such runs find with 80 % probability",
+    "detectable": DETECTS,
     "of ideal": "waterfall: the part of the ideal rate that is left or lost",
     "exchange GB/s": "comm/busbw_gb_per_s of the gradient exchange",
     "fixed ms": "what an exchange costs apart from its bytes: where the fitted line begins",
@@ -67,25 +70,26 @@ WORDS = {
     "assumed_network": "the forecast rests on --net: no run measured the network",
     "reference": "the time of an exchange's bytes at the rate of one large transfer on the same "
     "path, without waiting",
-    "ring": "a reference: one large NCCL message, gather or all-reduce around all GPUs",
-    "memory_copy": "a reference of CPU workers: a copy of the same bytes in memory",
-    "host_link": "a reference: copies of all GPUs to and from host memory at once",
-    "host_memory": "a reference: the copies and sums that a server does in host memory",
-    "server_link": "a reference: copies of all ranks to the GPU with the server at once",
-    "net_link": "a reference: one large message between hosts",
+    "ring": "compared with the exchange: one large NCCL message around all GPUs",
+    "memory_copy": "compared with the exchange of CPU workers: a copy of its bytes",
+    "host_link": "compared with the exchange: all GPUs copy to and from host memory at once",
+    "host_memory": "compared with the exchange: the copies and sums that a server does in host memory",
+    "server_link": "compared with the exchange: copies of all ranks to the GPU with the server at once",
+    "net_link": "compared with the exchange: one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
-    "not significant": "the runs show no difference; `detects` is the smallest that they can find",
+    "not significant": "the runs do not show a difference; `detects` is the smallest that they "
+    "can find",
     "n. s.": "not significant",
     "cannot tell": "too few repeats, or the configurations differ in more than one option",
-    "detects": "the smallest true difference that such runs find with 80 % probability",
+    "detects": DETECTS,
 }
 # {command of python -m analysis: {column or word of its tables: what it means}}
 COLUMNS = {
     "compare": {
         "PASS": "the measured slowdown is below --limit, and these runs can show one of that "
         "size. A true slowdown close to --limit may pass or fail",
-        "FAIL": "significantly slower, by --limit or more",
+        "FAIL": "slower by --limit or more, and significantly slower than not at all",
         "INCONCLUSIVE": "these runs cannot show a slowdown of --limit, or all are suspect",
     },
     "subsets": {
@@ -118,7 +122,7 @@ COLUMNS = {
         "overlapped ms": "communication while a kernel computed",
         "transfer ms": "time of a collective from when its last rank has come",
         "ran on": "the GPUs on which a rank's kernels ran",
-        "compute ms": "the time in which kernels that are no communication ran",
+        "compute ms": "the time in which kernels ran that are not of collectives",
         "communication ms": "the time in which kernels of collectives ran, waiting included",
         "matched": "collectives that were found on every rank",
     },
@@ -168,7 +172,7 @@ PATHS = {
     "DDP buckets": "DDP reduces gradients in several buckets while backward goes on",
     "static graph": "DDP knows that every step is alike, and puts buckets in order of arrival",
     "bucket views": "gradients are views of DDP's buckets, so nothing is copied into them",
-    "half-precision hook": "gradients are sent in half precision",
+    "half-precision hook": "gradients are sent in fp16 or bf16",
     "accumulation": "gradients of several passes are exchanged once",
     "FSDP prefetch": "FSDP gathers the weights of the next layer while this one computes",
     "channels_last": "convolutions read memory in the order of tensor cores",
@@ -176,7 +180,7 @@ PATHS = {
     "autocast": "convolutions and matmuls compute in half precision",
     "torch.compile": "the model runs as compiled code",
     "whole graph": "torch.compile made one graph of the model, without breaks",
-    "CUDA graph": "a step is replayed as a graph instead of launched kernel by kernel",
+    "CUDA graph": "a step is replayed as a graph (optimize=graph), not launched kernel by kernel",
     "fused optimizer": "one kernel updates many weights",
     "pinned memory": "batches are copied to the GPU from pinned memory, without waiting",
     "loader workers": "processes load batches while the GPU computes",
@@ -230,8 +234,8 @@ def definitions() -> dict[str, Definition]:
         asked_by = path.asked_by
         if isinstance(path, NcclPath) and path.values:
             asked_by += f"={path.values[0]}"
-        meaning = f"{PATHS[path.name]}. It can be missing without an error: requested by "
-        meaning += f"{asked_by}; proved by {proof}"
+        meaning = f"{PATHS[path.name]}. It can silently be off. Asked for by {asked_by}; shown by "
+        meaning += proof
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)

@@ -63,10 +63,8 @@ GPUS_FORM = (
     "with --per-node: --gpus 16,64,256 --per-node 8"
 )
 NUMBERS = "to ask for a number of GPUs, not for ids, add --per-node, as in --gpus 16 --per-node 8"
-PARTS = (
-    "overhead = after backward + slowdown of compute + on one GPU; naive: the step if overhead "
-    "and compute were as in the nearest run."
-)
+NAIVE = "naive: the forecast that overhead and compute are as in the nearest run."
+PARTS = f"overhead = after backward + slowdown of compute + on one GPU; {NAIVE}"
 Subject = tuple[Workload, str]  # and a strategy
 LEAST_ERROR = 0.01  # as which a forecast without error bars is rounded
 MS = NumberFormat(decimals=2)
@@ -559,7 +557,7 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
         if result.cost_ms is not None and result.cost_ms > 0:
             row["cost_error"] = prediction.cost_ms / result.cost_ms - 1
             row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
-    print_table(Table.of("forecasts", _about_intervals(rows), HELD_OUT, rows))
+    print_table(Table.of("forecasts", _about_intervals(rows) + NAIVE, HELD_OUT, rows))
     for line in _error_lines(errors):
         print_text(line)
     print_notes(notes, MOST_NOTES)

@@ -138,7 +138,8 @@ def _print(study: str, result: Verification, packed: str) -> None:
         lines.append(packed)
     summary = (
         f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples; "
-        f"{result.values} values compared, {len(result.differences)} differ"
+        f"{result.values} values{'' if result.recomputed else ' that need no samples'} compared, "
+        f"{len(result.differences)} differ"
     )
     if study:
         summary = f"{study}: {summary}"

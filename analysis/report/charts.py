@@ -119,11 +119,11 @@ HOLLOW = " Hollow markers: suspect runs."  # the end of a caption
 
 
 def truncation_note(everything: Sequence[object], most: int, noun: str, file: str) -> str:
-    """Return ` 3 more rows are not drawn, but in wires.csv.`; empty if all are drawn."""
+    """Return ` 3 more rows are only in wires.csv.`; empty if all are drawn."""
     left = len(everything) - most
     if left <= 0:
         return ""
-    return f" {count(left, f'{noun} is', f'{noun}s are')} not drawn, but in {file}."
+    return f" {count(left, f'{noun} is', f'{noun}s are')} only in {file}."
 
 
 def new_axes(height_in: float, width_in: float | None = None) -> tuple[Any, Any]:

@@ -499,9 +499,9 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             continue
         lost = fall.ideal.value - fall.measured.value
         of_ideal = number(lost / fall.ideal.value, "share")
-        line = f"Scaling loss{where}: {number(lost, 'rate')} images/s, {of_ideal} of the ideal "
-        line += f"{number(fall.ideal.value, 'rate')} ({point.world_size} × the slowest GPU alone "
-        line += "with strategy=none)"
+        line = f"Compared with {point.world_size} × the slowest GPU alone with strategy=none "
+        line += f"({number(fall.ideal.value, 'rate')} images/s), {number(lost, 'rate')} images/s "
+        line += f"or {of_ideal} are lost{where}"
         part, has_intervals = largest_sure_part(fall)
         if part is not None:
             size = estimate(part.lost, "rate")

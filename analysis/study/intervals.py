@@ -104,6 +104,6 @@ def rests_on(numbers: Iterable[float], lent_by: str = "") -> str:
         ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
         text = f"each from {' to '.join(ends)} repeated runs"
     if lent_by:
-        start = f"{text}; a configuration with one run has" if text else "from"
+        start = f"{text}; a configuration with one run borrows" if text else "from"
         text = f"{start} the variation of {lent_by}"
     return text

@@ -540,8 +540,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
-    """the byte counts of the gradient, of the exchange and of its GB/s disagree, or the bytes that
-    the strategy reports as sent are not those of the formula `sends` in its YAML
+    """byte counts that should be equal are not: of the gradient, of the exchange, and those behind
+    its GB/s. Or the strategy reports other sent bytes than the formula `sends` in its YAML gives
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

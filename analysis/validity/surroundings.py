@@ -312,8 +312,8 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     """another program began while steps were timed. Invalid: the driver lists one more process, or
     memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
     much, but the driver does not say whose it is; or every GPU was busy for longer than these steps
-    explain, by more than {foreign_busy_share} and the measuring error (not judged if the CPUs of
-    several ranks limit the rate and the driver says whose memory grew)
+    explain, by more than {foreign_busy_share} plus the measuring error. That last test is left out
+    where the CPUs of several ranks limit the rate and the driver says whose memory grew
 
     Stop the other programs on these GPUs and run again.
     """

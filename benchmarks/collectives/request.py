@@ -169,7 +169,7 @@ def sizes(cell: Cell) -> list[int]:
         step = size_bytes("benchmark.step", options["step"])
     for name, value in (("min_bytes", least), ("step", step)):
         if value % ELEMENT_BYTES[dtype]:
-            accepted = f"a multiple of {ELEMENT_BYTES[dtype]}, the bytes of a {dtype}"
+            accepted = f"a multiple of {ELEMENT_BYTES[dtype]} (bytes of a {dtype})"
             raise Refused(f"benchmark.{name}={options[name]}: expected {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
         element = ELEMENT_BYTES[dtype]

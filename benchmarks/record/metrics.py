@@ -428,9 +428,7 @@ _TABLE = (
     _less("jacobi/solve_seconds", "time of each solve"),
     _less("jacobi/one_gpu_solve_seconds", "time of each solve on one GPU"),
     _plain("jacobi/iterations", "iterations", "iterations", formula="of one solve"),
-    _plain(
-        "jacobi/norm", "L2 norm of the last change", formula="of the grid, in the last iteration"
-    ),
+    _plain("jacobi/norm", "L2 norm of the change of the grid in the last iteration"),
     _more("jacobi/stencil_gb_per_s", "memory bandwidth of the stencil"),
     _more("jacobi/copy_gb_per_s", "memory bandwidth of a copy of the grid"),
     _more("jacobi/copy_share", "memory bandwidth of the stencil ÷ that of a copy"),
