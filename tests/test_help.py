@@ -53,7 +53,7 @@ TOPICS = {
     "gpus": "worst_order:4",
     "nodes": "the first 1, 2, 4, … hosts, and all",
     "inconclusive": "INCONCLUSIVE (in analysis compare): these runs cannot show a slowdown of --limit",
-    "server_link": "copies of all ranks to the GPU with the server at once",
+    "server_link": "all ranks copy to the server's GPU at once",
 }
 
 

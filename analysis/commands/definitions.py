@@ -46,7 +46,7 @@ WORDS = {
     "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
     "link class": "the path between two GPUs, as in nvidia-smi topo -m: NV# (NVLinks), PIX, PXB, "
     "PHB, NODE or SYS",
-    "result": "the main number of a benchmark without training",
+    "result": "the main number of a benchmark that trains nothing",
     "repeat": "which round of repeats= a run belongs to",
     "run": "first, again (a repeat that shows run-to-run variation) or drift",
     "drift": "the first run measured once more at the end: it shows whether the machine changed",
@@ -130,7 +130,7 @@ COLUMNS = {
         "algbw": "bytes ÷ time; busbw is what each link carries for it",
         "#wrong": "values of the result that were wrong",
         "redop": "the reduction, such as sum",
-        "in place": "the result replaces the input; the columns before are out of place",
+        "in place": "the result replaces the input; the columns left of it are out of place",
     },
     "predict": {
         "forecast ms": "the expected time; the line under it is its 90 % prediction interval",

@@ -325,7 +325,7 @@ def forecasts(
         try:
             made = forecast(calibration, query, scores[way_of(calibration, query)])
         except ValueError as error:
-            refused[candidate] = str(error)
+            refused[candidate] = of_unit(str(error), candidate.query.unit)
             continue
         if made.low is not None:
             # Its draws may lie above 100 % efficiency, as one GPU's step is not exactly known.
@@ -483,8 +483,9 @@ def forecast_sentence(
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
-        word = "without stragglers" if prediction.growth > 1 else "expected"
-        words = f"{low} to {high} % efficiency; {word} {best} ({rate})."
+        words = f"{low} to {high} % efficiency; expected {best} ({rate})."
+        if prediction.growth > 1:
+            words = f"{low} to {high} % efficiency; {best} ({rate}) if no rank is slower."
     return f"{devices_of(query)}: {words}"
 
 
@@ -493,7 +494,7 @@ def _no_better(errors: Mapping[str, Any]) -> str:
         return ""
     step, null = (number(errors[key], "share") for key in ("step", "null_step"))
     return (
-        f"Warning: in cross-validation the guess that a step takes as long as on one device had a "
+        f"Warning: in cross-validation the naive forecast, a step as long as on one device, had a "
         f"mean error of {null}, these forecasts {step}"
     )
 
@@ -566,13 +567,13 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
 def _error_lines(errors: Mapping[str, Any]) -> list[str]:
     with_forecast = errors["cells"] - errors["not_forecast"]
     lines = [f"{with_forecast} of {errors['cells']} held-out configurations have a forecast."]
-    for key, what in (("cost", "Overhead"), ("step", "Step")):
+    for key, what in (("cost", "Overhead"), ("step", "Step time")):
         if errors[key] is not None:
             error, null = number(errors[key], "share"), number(errors[f"null_{key}"], "share")
             cells = errors["cost_cells"] if key == "cost" else with_forecast
             lines.append(
-                f"{what}: {count(cells, 'forecast')} were off by {error} on average; the guess "
-                f"that nothing changes, by {null}."
+                f"{what}: {count(cells, 'forecast')} were off by {error} on average, "
+                f"naive ones by {null}."
             )
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:

@@ -21,7 +21,7 @@ from benchmarks.timing.statistics import FEWEST_SIZES, fit
 
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
 WAYS = {
-    DIRECT: "directly between ranks",
+    DIRECT: "directly between GPUs",
     HOST_MEMORY: "over host memory",
     NETWORK: "over the network",
 }
@@ -65,7 +65,7 @@ class ExchangeWire:
 
     @property
     def way(self) -> str:
-        """The wire in a sentence: `directly between ranks with ALGO=Ring`."""
+        """The wire in a sentence: `directly between GPUs with ALGO=Ring`."""
         return WAYS[self.transport] + self._typed(" with ")
 
     def _typed(self, before: str) -> str:
@@ -249,7 +249,7 @@ class LinkModel:
         if alike:
             self._nearest[key] = min(alike, key=distance)
             return self._nearest[key]
-        what_to_add = "; add a training run of several ranks, or one of benchmark=collectives"
+        what_to_add = "; add a training run on several GPUs, or one of benchmark=collectives"
         if across_hosts:
             what_to_add = (
                 " between hosts; add a run with nodes=, or describe the network: --net 8x50GB/s,5us"

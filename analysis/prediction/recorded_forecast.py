@@ -141,7 +141,7 @@ def about_forecasts(records: Iterable[Record]) -> str:
     error = fmean(abs(forecast.error) for forecast in forecasts)
     null_error = fmean(abs(forecast.null_error) for forecast in forecasts)
     words = f"{len(forecasts)} of {cells} runs before they ran: steps were off by "
-    words += f"{100 * error:.1f} % on average; the guess that nothing changes, by "
+    words += f"{100 * error:.1f} % on average, naive forecasts (as in the nearest run) by "
     words += f"{100 * null_error:.1f} %"
     judged = [forecast for forecast in forecasts if forecast.inside is not None]
     if judged:

@@ -162,14 +162,11 @@ def _bare_steps(
         if not without:
             alone = with_cost
             why = (
-                f"no single-GPU run shows a step of {query.workload} without a strategy; its "
+                f"{query.workload} was not measured on one GPU with strategy=none; its "
                 "compute time is inferred from several GPUs"
             )
     if not alone:
-        raise ValueError(
-            f"model {query.workload}: no run shows its step without a strategy; add a run with "
-            "strategy=none"
-        )
+        raise ValueError(f"{query.workload} was not measured with strategy=none; add a run with it")
     steps: dict[tuple[Any, ...], list[Draws]] = defaultdict(list)
     for cell in alone:
         step = cell.step_ms

@@ -346,8 +346,8 @@ def ranked(study: Study, ranking: Ranking | None) -> list[str]:
         line = f"Slower than {words[first.runs]}: {who}, by {' to '.join(ends)}{THIN}%."
         own, other = last.next_run(COST), first.runs.next_run(COST)
         if own and other and (own.low or 0) > (other.high or math.inf):
-            line += f" {slowest} loses {number(own.value)} ms of each step to its exchange, "
-            line += f"{words[first.runs]} {number(other.value)} ms."
+            line += f" {slowest} loses {number(own.value)} ms of each step to its exchange; "
+            line += f"{words[first.runs]} loses {number(other.value)} ms."
         lines.append(line)
     untested = [words[each.runs] for each in ranking.standing(UNKNOWN)]
     if untested:

@@ -45,7 +45,7 @@ BARE_VALUES = (
 WORDS = {
     "batch_size": "batch",
     "global_batch_size": "global batch",
-    "server_gpus": "server_gpus",
+    "server_gpus": "server GPU",
     "gpus": "gpus",
 }
 MOST_HOSTS = 4  # that are named in a sentence
@@ -88,7 +88,7 @@ def format_option(name: str, value: str) -> str:
     """Return one option of a request for people: `compile`, `batch 256`, `comm_hook=bf16`."""
     if name in WORDS:
         return f"{WORDS[name]} {value.strip('[]')}"
-    if name in BARE_VALUES:
+    if name in BARE_VALUES and value != "max":  # of optimize, which no reader takes for a name
         return value
     if name == "hosts" and not value:
         return "this machine"

@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: by the GPU's and the host's timers every timed window was over 1.5 % shorter than by
-    the rank's own time stamps, so the rate may be too high
+    """on GPUs: the GPU's and the host's timers, which give the rate, show every timed window over
+    1.5 % shorter than the wall-clock stamps around it, so the rate may be too high
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -439,9 +439,9 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     """the efficiency is above 100 % by more than 0.5 % and by more than 3 of its standard
-    deviations. Where run-to-run variation is unknown: the low end of its interval is above 102 %
+    deviations. Without repeats: the low end of its interval within the run is above 102 %
 
-    Measure the GPUs alone again with repeats=3: they were slow, or clocks differed.
+    Measure the GPUs alone again with repeats=3: probably they were slow, or clocks differed.
     """
     if record.cell.world_size == 1:
         return None  # a baseline is not compared with itself

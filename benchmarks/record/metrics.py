@@ -412,7 +412,7 @@ _TABLE = (
         "%",
         formula="RMS of the relative errors of all times on the line α + bytes ÷ β",
     ),
-    _less("jacobi/seconds", "time of a solve", formula="median of the solves on all GPUs"),
+    _less("jacobi/seconds", "time of a solve by all GPUs together", formula="median of the solves"),
     _more(
         "jacobi/efficiency",
         "efficiency",

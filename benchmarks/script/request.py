@@ -81,8 +81,10 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
         found = shutil.which(str(folder / program))
     if found is None:
         path = folder / program
-        reason = "is no program that can be run" if path.is_file() else "no such file or program"
-        raise Refused(f"benchmark.run={program}: {reason} in {folder}; {EXPECTED}")
+        reason = f"no such file or program in {folder}"
+        if path.is_file():
+            reason = "is no Python script, and no program that may be run"
+        raise Refused(f"benchmark.run={program}: {reason}; {EXPECTED}")
     if not Path(program).name.startswith("python"):
         return Path(found)
     for word in words[1:]:

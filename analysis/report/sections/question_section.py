@@ -48,9 +48,8 @@ def _shrinking(asked: Asked, race: RaceState) -> Figure | None:
             curves.append(DrawnCurve(name, points, palette[index], MARKERS[len(curves)]))
     if not any(len(curve.points) > 1 for curve in curves):
         return None
-    caption = (
-        f"Difference from {asked.names[reference]} after each round of runs, with its interval."
-    )
+    first = asked.names[reference]
+    caption = f"Rate against that of {first} after each round of runs, with its interval."
     lines: tuple[float, ...] = (0.0, asked.question.margin)
     if asked.question.kind == SCALES:
         lines = (asked.question.efficiency - 1,)
