@@ -220,7 +220,7 @@ def test_what_a_study_of_one_worker_cannot_answer_is_one_sentence(tmp_path, refu
             "predict STUDY",
             "no forecast of 2 CPU workers: no all_reduce directly between CPU workers",
         ),
-        ("advise STUDY --gpus 0+1", "was measured; add a training run of several ranks"),
+        ("advise STUDY --gpus 0+1", "was measured; add a training run on several CPU workers"),
         ("advise STUDY --gpus 9", "has no CPU worker 9; expected 0, 1, 2"),
     ):
         assert sentence in refusal(*command.replace("STUDY", study).split())
