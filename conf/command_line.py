@@ -42,7 +42,7 @@ SELECTIONS = re.compile(
 
 # Words of torchrun, nccl-tests and training scripts, and what to write here; {} is the value.
 _GPUS = "write gpus=0,1: one rank runs on each GPU that is named"
-_HOSTS = "write engine=ssh nodes=HOST1,HOST2; no master address is needed"
+_HOSTS = "write engine=ssh nodes=HOST1+HOST2; no master address is needed"
 _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size"), _GPUS),

@@ -530,8 +530,8 @@ def server_gpus(
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         example = "+".join(map(str, ids[:servers]))
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: with strategy.servers={servers} expected "
-            f"auto, or a GPU for each server out of {', '.join(map(str, ids))}, such as {example}"
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or as many of the GPUs "
+            f"{', '.join(map(str, ids))} as strategy.servers={servers} says, such as {example}"
         )
     return tuple(map(int, named))
 

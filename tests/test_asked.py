@@ -102,7 +102,7 @@ def test_every_candidate_stands_against_the_first():
     asked = asked_of(DIFFERS, cells)
     lines = answer(asked, replay(asked, records_of(cells)))
     assert lines[0].startswith("none is as fast as nccl_allreduce within 1 % (")
-    assert lines[1].startswith("cpu_staged is slower than nccl_allreduce by 30 % (")
+    assert lines[1].startswith("cpu_staged is slower than nccl_allreduce: its rate is 30 % lower (")
 
 
 def test_the_largest_number_above_the_limit_is_named():
@@ -131,7 +131,7 @@ def test_it_goes_on_where_the_records_end_and_says_what_is_open():
     first = [record for record in every if record.cell.repeat == 0]
     done = replay(asked, first)
     assert set(done.pending) == {0, 1} and not is_answered(done)
-    assert answer(asked, done)[0].startswith("Undecided: none leads, but ")
+    assert answer(asked, done)[0].startswith("Undecided: none leads; ")
     assert "would take about" not in answer(asked, replay(asked, []))[-1]
 
 

@@ -118,7 +118,7 @@ COLUMNS = {
         "gap µs": "median pause of a GPU between two kernels or copies",
         "host step ms": "median time of a step on the host; its kernels may run later",
         "exposed ms/step": "exposed communication per step, on average",
-        "… in gaps": "of the exposed communication, in pauses of at most 10 µs between kernels",
+        "… in gaps": "the part of it in pauses of at most 10 µs between kernels that compute",
         "overlapped ms": "communication while a kernel computed",
         "transfer ms": "time of a collective from when its last rank has come",
         "ran on": "the GPUs on which a rank's kernels ran",
@@ -135,7 +135,7 @@ COLUMNS = {
     "predict": {
         "forecast ms": "the expected time; the line under it is its 90 % prediction interval",
         "measured step ms": "the step time of the held-out configuration",
-        "measured overhead ms": "its strategy/cost_ms",
+        "measured overhead ms": "what the strategy added to a step of that run: strategy/cost_ms",
         "basis": "interpolated (no more GPUs than were measured), extrapolated (more), or "
         "assumed_network",
         "naive ms": "the naive forecast: overhead and compute as in the nearest run",

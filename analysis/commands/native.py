@@ -237,7 +237,7 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         facts += [f"{name}={value}" for name, value in nccl_run.environment.items()]
         if nccl_run.nccl_version:
             facts.append(f"NCCL {nccl_run.nccl_version}")
-        where = escape(f"{file}:{nccl_run.line}")
+        where = escape(f"{file}, line {nccl_run.line}:")
         out.print(f"[bold]{where}[/bold] {escape(', '.join(facts))}", soft_wrap=True)
         rows = []
         for row in nccl_run.rows:

@@ -408,7 +408,8 @@ def _fastest(asked: Asked, look: Look) -> Iterator[str]:
     rivals = _others(asked, look, OPEN)
     parts = [f"{rival} ({_interval(standing)})" for rival, standing in rivals or tied]
     if rivals:
-        yield f"Undecided: {name} leads, but {join_words(parts, MOST_NAMED)} may be faster."
+        rest = join_words(parts, MOST_NAMED)
+        yield f"Undecided: {name} leads; by their rates against it these may be faster: {rest}."
     elif tied:
         yield (
             f"Fastest: {name}, tied with {join_words(parts, MOST_NAMED)}. No other is more than "
@@ -435,7 +436,8 @@ def _differs(asked: Asked, look: Look) -> Iterator[str]:
             by = percent(abs(standing.difference))
             least, most = sorted((abs(standing.low), abs(standing.high)))
             inside = f"{percent(least)} to {percent(most)}"
-            yield f"{name} is {standing.state} than {first} by {by} ({inside})."
+            way = "higher" if standing.difference > 0 else "lower"
+            yield f"{name} is {standing.state} than {first}: its rate is {by} {way} ({inside})."
 
 
 def _gains(asked: Asked, look: Look) -> Iterator[str]:

@@ -93,9 +93,9 @@ OTHER_CODES = {
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids. With P2P_LEVEL two cases are only "
-        "suspect: P2P over a longer path than the level allows (with LOC, NVL and NVB it is "
-        "invalid), and no P2P where the level allows it",
+        "NCCL connected GPUs in a way that a setting forbids (invalid). Of P2P_LEVEL: P2P was not "
+        "used although the level allows it (suspect), or over a longer path than it allows "
+        "(suspect; invalid with LOC, NVL and NVB)",
         "Look at nccl/*.log of the run: another setting or a missing permission may override this "
         "one.",
     ),

@@ -163,10 +163,10 @@ def _slow_ring(record: Record, link_class: str) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """SM clocks differ. Suspect: the clocks of two GPUs of the run differ by more than
-    {clock_spread_limit}, at the power cap by twice that; or one GPU's clock drops by more than this
-    limit below its own highest, and the driver gives no reason. Only a finding: the clock differs
-    by more than {clock_change_limit} from that of the run of one GPU
+    """SM clocks differ. Suspect: between two GPUs of the run by more than {clock_spread_limit} (by
+    twice that at the power cap); or one GPU falls by as much below its own highest clock, and the
+    driver gives no reason. Only a finding: by more than {clock_change_limit} from the run of one
+    GPU
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """

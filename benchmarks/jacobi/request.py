@@ -39,10 +39,9 @@ def refuse(cell: Cell, room: Room) -> None:
     nx, ny, exchange = options["nx"], options["ny"], options["exchange"]
     ranks, device = cell.world_size, cell.device
     if ny - 2 < ranks:
-        hint = " (benchmark.ny=auto is benchmark.nx)" if nx == ny else ""
         raise Refused(
-            f"benchmark.ny={ny}: too few rows for {ranks} ranks; "
-            f"expected at least {ranks + 2}{hint}"
+            f"benchmark.ny={ny}: too few rows for {ranks} ranks; expected at least {ranks + 2} "
+            "(ny is nx where it is not set)"
         )
     if exchange not in EXCHANGES[device]:
         where = "CPU workers" if device == "cpu" else "GPUs"

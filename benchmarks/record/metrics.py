@@ -243,7 +243,7 @@ _TABLE = (
     _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(
         "comm/pipelined_ratio",
-        "speed of overlapping exchanges as a share of the reference",
+        "speed of exchanges that overlap each other ÷ that of the reference",
         decimals=0,
         formula="comm/ideal_ms ÷ comm/pipelined_ms",
     ),
@@ -329,8 +329,8 @@ _TABLE = (
     ),
     _plain(
         "reference/<way>_ms",
-        "time of one part of the reference",
-        formula="the same bytes by plain collectives or copies; <way> is the part, such as ring",
+        "time that plain collectives or copies need for an exchange's bytes",
+        formula="<way> says how, such as ring; the slowest is the reference",
     ),
     _less(
         "stage/<name>_ms",
