@@ -69,6 +69,10 @@ OTHERS_WORDS = {
     "momentum": "write optimizer.momentum={}",
     "weight_decay": "write optimizer.weight_decay={}",
     "compile": "write optimize=compile",
+    **dict.fromkeys(
+        ("tensor_parallel", "pipeline_parallel", "tensor_parallel_size", "pipeline_parallel_size"),
+        "Ringside measures data parallelism only",
+    ),
     "backend": "write device=cuda (NCCL) or device=cpu (gloo)",
     **dict.fromkeys(
         ("dataset", "dataloader", "num_workers"),
@@ -95,6 +99,7 @@ OTHERS_WORDS = {
     "strategy=gloo": "write device=cpu strategy=nccl_allreduce",
     "strategy=diloco": "write strategy=local_sgd strategy.outer=nesterov",
 }
+ANALYSIS = ("report", "compare", "verify", "predict", "advise", "explain", "trace", "topology")
 # Options of nccl-tests, and what benchmark=collectives calls them.
 OF_NCCL_TESTS = {
     "-b": "min_bytes",
@@ -169,15 +174,16 @@ def read(arguments: Sequence[str]) -> CommandLine:
                 first, value = first.replace(",", "+"), value.replace(",", "+")
             raise Refused(f"{name} is given twice; for both write -m {name}={first},{value}")
         if argument.startswith("-"):
-            if not equals and number + 1 < len(overrides):
-                value = overrides[number + 1]
+            following = overrides[number + 1 : number + 2]
+            if not equals and following and "=" not in following[0]:
+                value = following[0]
             without_dashes = name.strip("-").replace("-", "_")
             meant = _others_option(name, value)
             rule = f"write options without dashes, as in gpus=0,1; {DASHED}"
             if OF_NCCL_TESTS.keys() & overrides:
                 meant = _of_nccl_tests(overrides)
-            elif value and _is_option(without_dashes):
-                rule = f"write {without_dashes}={value}"
+            elif _is_option(without_dashes):
+                rule = f"write {without_dashes}={value or _example(without_dashes)}"
             raise Refused(f"{argument}: {meant or rule}")
     return CommandLine(overrides, **vars(options))
 
@@ -242,6 +248,12 @@ def _is_option(name: str) -> bool:
     return name in Config.__dataclass_fields__
 
 
+def _example(option: str) -> str:
+    from conf.schema import Config
+
+    return "true" if Config.__dataclass_fields__[option].type is bool else "VALUE"
+
+
 def _of_nccl_tests(words: Sequence[str]) -> str:
     options = ["benchmark=collectives"]
     for name, value in itertools.pairwise(words):
@@ -254,6 +266,8 @@ def _of_a_bare_word(text: str) -> str:
     for group in GROUPS:
         if text in choices(group):
             return f"write {'+' if group == 'experiment' else ''}{group}={text}"
+    if text in ANALYSIS:
+        return f"write python -m analysis {text} outputs/STUDY"
     if text in GROUPS or _is_option(text):
         return f"write {text}=VALUE, without spaces"
     if text.isdecimal():

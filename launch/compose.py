@@ -133,11 +133,13 @@ class Base:
         self.overrides = list(overrides)
         try:
             self.composed = compose("config", self.overrides, return_hydra_config=True)
+            self.is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
+            self.sweep_params = dict(self.composed.hydra.sweeper.params or {})
         except OSError as error:
             if error.errno is None:  # Hydra's own, for a choice that is not there
                 raise
             raise Refused(f"{error.filename}: cannot be read ({error.strerror})") from None
-        except (AttributeError, LookupError) as error:  # Hydra's own, of a user's file
+        except (AttributeError, LookupError) as error:  # of what a user's file does to Hydra's part
             raise Refused(
                 f"a YAML of --config-dir cannot be composed (Hydra: {error}); look at its first "
                 "line, # @package, and at hydra:"
@@ -146,8 +148,6 @@ class Base:
             known = choices(group)
             if known and isinstance(chosen, str) and chosen not in known:  # a path, NAME.yaml
                 raise Refused(f"{group}={chosen}: expected one of: {', '.join(known)}")
-        self.is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
-        self.sweep_params = dict(self.composed.hydra.sweeper.params or {})
         with open_dict(self.composed):
             del self.composed["hydra"]
         self.config: Config = OmegaConf.to_object(self.composed)  # type: ignore[assignment]

@@ -38,7 +38,7 @@ WRONG_FILE = re.compile(
     r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)"
 )
 NOT_A_KEY = re.compile(r"Key '[^']*' not in '\w+'")
-SPECIAL = re.compile(r"[^\w\s/.+%@?:*|,\[\]{}()$\"'=~-]", re.ASCII)  # what Hydra has in quotes only
+SPECIAL = re.compile(r"[^\w\s/.+%@?:*|,\[\]{}()$\"'~-]", re.ASCII)  # what Hydra has in quotes only
 NOT_CLOSED = "has a quote or bracket that is not closed"
 NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 

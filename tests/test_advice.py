@@ -99,6 +99,8 @@ def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):
     assert "Best guess: nccl_allreduce" in capsys.readouterr().out, "there is no other"
     assert main(["advise", str(SETTINGS), "--gpus", "0+3"]) == 0
     printed = capsys.readouterr().out
+    assert main(["advise", str(SETTINGS)]) == 0  # the only subset that was measured
+    assert capsys.readouterr().out == printed
     assert "It is not known which is fastest." in printed and "Best guess" not in printed
     assert "Too few repeats for a ± (repeats=5 gives one)" in printed
     assert " ~ " not in printed and printed.count("repeats=5\n") == 1

@@ -81,8 +81,8 @@ def test_an_option_that_a_command_of_analysis_lacks_shows_the_options_that_it_ha
         analysis(["nccl-log", "a.log", "--without", "b.log"])
     assert "usage: python -m analysis nccl-log [-h] [--json]" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        analysis(["advise", "outputs/default"])
-    said = "required: --gpus; an example: python -m analysis advise outputs/default --gpus 0+1,0+3"
+        analysis(["advise"])
+    said = "required: STUDY; an example: python -m analysis advise outputs/default --gpus 0+1,0+3"
     assert f"{said}\n" in capsys.readouterr().err
 
 

@@ -201,6 +201,7 @@ def test_every_experiment_is_typed_in_its_file_and_its_plan_is_golden(name):
         ("engine: {start: [1]}",
          "engine.start in FILE: Cannot convert 'ListConfig' to string: '[1]'; expected auto"),
         ("batch_size: many", "batch_size=many: expected auto or"),
+        ("hydra: {sweeper: null}", "a YAML of --config-dir cannot be composed (Hydra: "),
         ("hydra:", "a YAML of --config-dir cannot be composed (Hydra: "),
         ("benchmark:", "benchmark=None: expected benchmark=NAME and benchmark.OPTION=value"),
         ("# @package [[[[", "a YAML of --config-dir cannot be composed (Hydra: "),

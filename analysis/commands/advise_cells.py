@@ -53,6 +53,7 @@ from analysis.prediction.candidates import (
     topology_of,
 )
 from analysis.prediction.forecast import LEVEL, held_out_cells, scores_of, way_of, why_no_error
+from analysis.prediction.query import Subset
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import number
 from analysis.report.table import Column, Table
@@ -192,12 +193,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("study", metavar="STUDY", help="the folder of a study with training runs")
-    gpus = "subsets to choose from, of one size, such as 0+1,0+3"
-    add("--gpus", metavar="LIST", required=True, help=gpus)
+    gpus = "subsets to choose from, of one size, such as 0+1,0+3 (without: the largest measured)"
+    add("--gpus", metavar="LIST", help=gpus)
     nccl = f"'{UNTOUCHED}': no setting; repeat it to compare several (without: the study's)"
     add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
     add("--per-node", help=argparse.SUPPRESS)  # of `predict`: refused with the way there
     add_choices(parser)
+
+
+def _measured_subsets(calibration: CalibrationData) -> list[Subset]:
+    """Return the subsets that trained on one host, those with the most GPUs. Raises ValueError."""
+    subsets: dict[tuple[int, ...], Subset] = {}
+    for cell in calibration.timed:
+        members = tuple(gpu for gpu in cell.query.members if isinstance(gpu, int))
+        if members and cell.query.hosts == 1 and cell.query.machine == calibration.machine:
+            subsets[members] = Subset(len(members), members=members)
+    if not subsets:
+        raise ValueError("--gpus: no run has a step time on this machine; expected subsets of GPUs")
+    most = max(subset.gpus for subset in subsets.values())
+    return [subset for subset in subsets.values() if subset.gpus == most]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -208,7 +222,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--per-node: advise compares GPUs of one machine; {more}")
     study = open_study(Path(arguments.study))
     calibration = calibrate(study)
-    subsets = read_subsets(arguments.gpus, None)
+    if arguments.gpus is None:
+        subsets = _measured_subsets(calibration)
+    else:
+        subsets = read_subsets(arguments.gpus, None)
     gpus = refuse_absent(arguments.gpus, subsets, study, calibration, f"; {more}")
     if len({subset.gpus for subset in subsets}) > 1:
         raise ValueError(

@@ -16,7 +16,7 @@ from analysis.validity.checks import CHECKS, OTHER_CODES
 from analysis.validity.fast_paths import FAST_PATHS, NcclPath
 from benchmarks.record.metrics import METRICS, entry_of
 from benchmarks.record.safe_files import write_whole
-from conf.options import suggestion
+from conf.options import NO_NEAR_NAME, suggestion
 
 MOST_ALIKE = 6  # names that a part of one explains
 NEAR = 0.75  # of difflib's ratio
@@ -263,6 +263,8 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
             return "\n\n".join(named[entry].text for entry in alike[:MOST_ALIKE])
         near = [entry for entry in (*topics, *named) if _is_near(name, entry)]
         hint = suggestion(name, near, sure=1.0)
+        if hint == NO_NEAR_NAME:
+            hint = "python -m analysis reference lists all names"
         raise ValueError(f"{name}: unknown name; {hint}")
     return named[form].text
 

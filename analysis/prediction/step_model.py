@@ -390,11 +390,12 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
         if nearest.query.options == query.options:
             return left, ""
         return left, f"the overhead of {query.strategy} is assumed to be that of {nearest.label}"
-    where = "one GPU"
-    if query.shares_gpu or exchange_of(query).gpu_servers:
-        where = "two GPUs or more"
-    sentence = f"the overhead of strategy={query.strategy} was not measured; "
-    raise ValueError(of_unit(f"{sentence}add a run of it on {where}", query.unit))
+    what, where = f"strategy={query.strategy}", "one GPU"
+    if exchange_of(query).gpu_servers:
+        place = "a GPU that trains" if query.shares_gpu else "a GPU of its own"
+        what, where = f"{what} with a server on {place}", "two GPUs or more"
+    why = f"the overhead of {what} was not measured; add a run of it on {where}"
+    raise ValueError(of_unit(why, query.unit))
 
 
 def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | None:

@@ -93,7 +93,7 @@ class Machine:
                 return device
         ids = ", ".join([str(device.id) for device in self.devices])
         if self.kind == "cpu":
-            why = f"there is no CPU worker {text}; this machine has {ids} and uses no GPU"
+            why = f"there is no CPU worker {text}; expected {ids} (no GPU is used)"
         else:
             why = f"this machine has no GPU {text}; it has {ids}"
         raise Refused(f"gpus={typed}: {why}")
