@@ -67,7 +67,10 @@ def test_lines_are_of_the_gpus_with_most_cells_and_the_rest_is_told(tmp_path):
     ]
     found = section(cells(tmp_path, *batches(8, 16, 32), *several))
     (picture,) = found.figures
-    assert "on gpus 0,1." in picture.caption and "1 more line is in points.csv." in picture.caption
+    assert (
+        "on gpus 0,1." in picture.caption
+        and "1 more line is only in points.csv." in picture.caption
+    )
     assert len({row[0] for row in picture.data.rows}) == 6
 
 

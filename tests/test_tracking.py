@@ -252,7 +252,10 @@ def test_the_summary_is_one_row_for_each_record():
     *lines, empty, margin, other, reference = text.splitlines()
     assert (empty, other) == ("", "")
     assert reference.startswith("reference: the same bytes")
-    assert margin == "± for the next run (95 %), from 12 repeated runs (not all are of this sweep)"
+    assert (
+        margin
+        == "± for the next run (95 %), each from 12 repeated runs (not all are of this sweep)"
+    )
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
         "| resnet50 · nccl\\_allreduce · gpus 0,3 · P2P\\_LEVEL=LOC | 4,652 | 0.33\xa0% | 2,326 "
