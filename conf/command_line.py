@@ -267,7 +267,7 @@ def _of_a_bare_word(text: str) -> str:
         if text in choices(group):
             return f"write {'+' if group == 'experiment' else ''}{group}={text}"
     if text in ANALYSIS:
-        return f"write python -m analysis {text} outputs/STUDY"
+        return f"is a command of its own: python -m analysis {text}"
     if text in GROUPS or _is_option(text):
         return f"write {text}=VALUE, without spaces"
     if text.isdecimal():
