@@ -50,7 +50,7 @@ def main() -> int:
             return 0
         requests, preset = compose.requests_of(line, os.environ)
         if not requests:
-            raise Refused(f"{' '.join(typed)}: no run; a list or a glob() in it has no value")
+            raise Refused(f"{' '.join(typed)}: no run: a list or a glob() in it is empty")
         from launch.sweep import run  # half a second that help need not wait for
 
         return run(requests, typed, BEGAN_S, preset)

@@ -88,7 +88,7 @@ def test_an_interval_that_another_strategy_lent_says_no_order():
     ranked = advice_on(with_floor(open_study(SETTINGS), "none"), [(0, 3)], [{}, LOC])
     for cell in ranked:
         assert cell.low < cell.rate < cell.high and is_as_fast(cell, ranked[0]) is None
-        assert "the one shown rests on none on 2 GPUs" in cell.why
+        assert "the one in the table is from none on 2 GPUs" in cell.why
 
 
 def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):
@@ -159,12 +159,18 @@ def test_the_machine_that_is_asked_about_is_named_in_the_first_line(
                 write(CellFolder(folder), record)
     fewer, most = str(tmp_path / "fewer"), str(tmp_path / "most")
     for command, machine in (
-        (["predict", fewer, most], "other (4 × NVIDIA H200), one of 2 machines"),
-        (["predict", most, fewer], "vm (4 × NVIDIA H200), one of 2 machines"),
+        (
+            ["predict", fewer, most],
+            "other (4 × NVIDIA H200); of 2 machines in these studies it has the most runs of study ",
+        ),
+        (
+            ["predict", most, fewer],
+            "vm (4 × NVIDIA H200); of 2 machines in these studies it has the most runs of study ",
+        ),
         (["advise", str(tmp_path / "fewer"), "--gpus", "0+1+2+3"], "other (4 × NVIDIA H200)."),
     ):
         assert main(command) == 0
-        assert capsys.readouterr().out.startswith(f"These forecasts rest on runs of {machine}")
+        assert capsys.readouterr().out.startswith(f"These forecasts use runs on {machine}")
     assert main(["predict", fewer, most, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["machine"] == "other"
 

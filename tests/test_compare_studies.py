@@ -221,7 +221,7 @@ def test_cells_that_ran_too_seldom_cannot_be_told(capsys):
         told = capsys.readouterr()
         assert told.out.startswith("INCONCLUSIVE ") and told.err == ""
         assert "6 configurations: 6 inconclusive." in told.out
-        assert "too few repeats in A and B to know its run-to-run variation" in told.out
+        assert "too few repeats in A and B to know the run-to-run variation" in told.out
     assert main(["compare", str(FIRST), str(AGAIN), "--strict"]) == 0
 
 

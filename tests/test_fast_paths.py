@@ -155,7 +155,7 @@ def test_the_worst_rank_answers_and_the_report_shows_it():
         record, validity=dataclasses.replace(record.validity, verdict="valid")
     )
     section = fast_paths(Study.of([record]), None)
-    assert section.tables[0].rows[0][:4] == ("CUDA graph", "a captured graph", "no", 1)
+    assert section.tables[0].rows[0][:4] == ("CUDA graph", "capturing a CUDA graph", "no", 1)
     assert fast_paths(Study.of([record_of([COMMON])]), None) is None
 
 
@@ -163,7 +163,7 @@ def test_every_path_is_explained_and_planted():
     names = {path.name for path in FAST_PATHS}
     planted = {path for path, *_ in (*RECORDED, *LOGGED)} | JUDGED.keys()
     assert names == planted | planted_paths.PATHS
-    assert all("shown by" in definitions()[name].meaning for name in names)
+    assert all("Proof that it was used: " in definitions()[name].meaning for name in names)
 
 
 @pytest.mark.campaign

@@ -473,7 +473,7 @@ def test_cpu_workers_are_not_called_gpus():
     calibration = invented(sizes=(2, 4), batches=(64, 128), workload=on_cpu)
     query = replace(ON_FOUR, workload=on_cpu, gpus=8)
     assert not any("GPU" in words for words in forecast(calibration, query).why)
-    with pytest.raises(ValueError, match=r"strategy=.+ add a run of it on one CPU work"):
+    with pytest.raises(ValueError, match=r"strategy=.+ add such a run on one CPU work"):
         forecast(calibration, replace(query, options=(("name", "kvstore_device"),)))
 
 

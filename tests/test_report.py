@@ -345,6 +345,10 @@ HEADLINES = {
         [small(1, PAIR, 200), *OTHERS],
         "train resnet50 with strategy=nccl_allreduce at 200",
     ),
+    "batch sizes in single runs": (
+        [small(1, PAIR, 200, cell={"batch_size": 32}), small(2, PAIR, 250)],
+        "2 GPUs train resnet50 (batch 256) at 250 images/s",
+    ),
     "a setting that gains": (
         [*repeated(PAIR, 200, 1), *repeated(PAIR, 220, 2, nccl=PIX)],
         "Fastest on 2 GPUs: P2P_LEVEL=PIX, 220",

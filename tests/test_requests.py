@@ -193,7 +193,7 @@ def test_every_experiment_is_typed_in_its_file_and_its_plan_is_golden(name):
     [
         ("gpus: 0", "gpus in FILE: Invalid value assigned: AnyNode is not a ListConfig, list or"),
         ("gpus: [each, scale]", "gpus=each,scale: the word each stands alone, not inside a subset"),
-        ("gpus: [first]", "gpus=first: 'first' is not a GPU id, UUID, PCI bus id or one of these words; write"),
+        ("gpus: [first]", "gpus=first: 'first' is not a GPU id, UUID, PCI bus id or word; write"),
         ("nccl: 7", "FILE: Merge error: int is not a subclass of Nccl. value: 7"),
         ("gpu: [0]", "gpu in FILE: unknown option; did you mean gpus?"),
         ("model: {cpu: {image: 8}}",

@@ -273,7 +273,7 @@ def test_observe_says_who_is_slow_and_writes_a_page(tmp_path, capsys):
     assert "fused optimizer was asked for (fused=True), and did not engage: rank 0: fused" in text
     assert "Asked for, and seen to engage: loader workers." in text
     page = max((tmp_path / "outputs" / "observed").glob("*/report/index.html")).read_text()
-    assert "what proves it" in page and "1 of 1 workers work" in page
+    assert "what proves it" in page and "1 of 1 workers are active" in page
 
 
 def test_observe_says_which_gpu_is_late_and_what_would_have_been_named(tmp_path, capsys):

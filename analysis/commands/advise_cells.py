@@ -68,7 +68,7 @@ MOST_RANKED = 10
 MOST_NEXT = 3  # configurations that the next command measures
 NO_VARIATION = "too few repeats for a ± (repeats=5 gives one)"
 INTERVALS = (
-    f"Prediction intervals stand below their values ({100 * LEVEL_OF_RUNS:.0f} % for measured "
+    f"Below each value is its prediction interval ({100 * LEVEL_OF_RUNS:.0f} % for measured "
     f"configurations, {100 * LEVEL:.0f} % for forecasts)."
 )
 ASYNCHRONOUS = (
@@ -175,7 +175,7 @@ def _by_runs(
         runs += len(cell.record_ids)
         rates.append(cell.rate.value)
         if cell.lent_by and not why:
-            why = "too few repeats for an interval of its own; the one shown rests on "
+            why = "too few repeats for an interval of its own; the one in the table is from "
             why += cell.lent_by
         if cell.rate.low is not None and cell.rate.high is not None:
             ends += [cell.rate.low, cell.rate.high]

@@ -61,8 +61,8 @@ WIDE, NARROW = 100, 80  # columns of a terminal with room for DISPENSABLE, for w
 DISPENSABLE = ("runs", "verdict")
 Sides = Sequence[Sequence[StudyInput]]  # the studies of A, and those of B
 NOT_IN_TURN = (
-    "On average one of A and B was measured later than the other: a drift of heat, clocks or other "
-    "jobs looks like a difference."
+    "A and B were measured at different times: a drift of heat, clocks or other jobs looks like a "
+    "difference."
 )
 ONCE_MORE = (
     "To even that out, run {study}'s command again, with {study}'s code and repeats={repeats}."
@@ -242,7 +242,7 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
     reasons: dict[str, list[str]] = {}
     for cell in cells[1:]:  # the headline has that of the first
         if cell.outcome(limit) == INCONCLUSIVE:
-            reasons.setdefault(_reason(cell, limit), []).append(names[cell.name])
+            reasons.setdefault(_reason(cell, limit), []).append(_on_gpus(names[cell.name]))
     lines = [f"Inconclusive: {join_words(of_one, 3)}: {why}." for why, of_one in reasons.items()]
     parts += [*first_lines(lines, 3), *_environment(sides, result)]
     shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
@@ -327,8 +327,7 @@ def _headline(sides: Sides, cells: Sequence[CellDifference], limit: float, outco
         return f"no {slowdown} in {count(len(judged), 'configuration')} ({'; '.join(details)})"
     if worst.outcome(limit) == PASS:
         return "not every configuration is usable in both studies"
-    name = short_names(cell.name for cell in cells)[worst.name]
-    name = name.replace(f"{BETWEEN}gpus ", " on GPUs ").replace("gpus ", "GPUs ")
+    name = _on_gpus(short_names(cell.name for cell in cells)[worst.name])
     line = of_unit(name, unit_of(sides[0][-1].study))
     if outcome == INCONCLUSIVE and worst.all_suspect and worst.verdict in (SLOWER, FASTER):
         assert worst.change is not None
@@ -341,6 +340,10 @@ def _headline(sides: Sides, cells: Sequence[CellDifference], limit: float, outco
     if limit:
         line += f" (limit {size})"
     return single_line(line, 600)
+
+
+def _on_gpus(name: str) -> str:
+    return name.replace(f"{BETWEEN}gpus ", " on GPUs ").replace("gpus ", "GPUs ")
 
 
 def _reason(cell: CellDifference, limit: float) -> str:

@@ -22,16 +22,16 @@ MOST_ALIKE = 6  # names that a part of one explains
 NEAR = 0.75  # of difflib's ratio
 ORDER = ("invalid", "suspect", "finding", "unchecked")
 DETECTS = (
-    "the smallest true difference that as many runs with this scatter find with 80 % probability"
+    "the smallest true difference that this many runs with this scatter find with 80 % probability"
 )
 # Words and columns that are no metric and no code.
 WORDS = {
-    "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one. "
-    "Of a difference it is the confidence interval",
+    "±": "half the 95 % prediction interval: 95 of 100 further runs lie that close to this one; "
+    "for a difference, half its confidence interval",
     "one run": "shown instead of ± where run-to-run variation is unknown; repeats=3 measures it",
     "configuration": "model, strategy, GPUs and settings; a run is one measurement of it",
     "step ms": "the time of a training step: images of all ranks in it ÷ images/s",
-    "GPUs": "the GPU ids of a run, in the order of its ranks; subsets: how many GPUs",
+    "GPUs": "a run's GPU ids, in rank order; in a table of subsets, their number",
     "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",
     "state": "finished, failed, interrupted, not started, or done before (by an earlier command)",
     "validity": "valid, suspect or invalid, with the codes of the checks that say so",
@@ -40,7 +40,7 @@ WORDS = {
     "invalid": "the numbers are wrong, by the check named beside it; no baseline and no "
     "comparison uses them",
     "rehearsal": "a trial of a run for another machine (rehearse=); it has no timings",
-    "unchecked": "a check could not run; its sentence says why",
+    "unchecked": "a check could not run; its message says why",
     "not applicable": "the check does not apply to this run",
     "finding": "worth knowing; the numbers stay valid",
     "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
@@ -48,7 +48,8 @@ WORDS = {
     "PHB, NODE or SYS",
     "result": "the main number of a benchmark that trains nothing",
     "repeat": "which round of repeats= a run belongs to",
-    "run": "first, again (a repeat that shows run-to-run variation) or drift",
+    "run": "which one of a configuration: first, again (a repeat) or drift (the sweep's first run, "
+    "measured again at its end)",
     "drift": "the first run measured once more at the end: it shows whether the machine changed",
     "bar": "images per second, as a bar",
     "baseline": "the same configuration on each GPU alone; efficiency is against the slowest",
@@ -56,26 +57,26 @@ WORDS = {
     "batch": "images or samples per rank and step",
     "exchange_alone": "method of a strategy's Python class that exchanges gradients, without "
     "forward and backward; where it is missing, exposed communication is unknown (trainers/OWN.md)",
-    "overhead": "time that a strategy adds to a step, on one GPU too: strategy/cost_ms",
+    "overhead": "time that a strategy adds to a step, even on one GPU: strategy/cost_ms",
     "straggler": "the rank that came last, for which the others waited",
     "overhead ms": "what a strategy adds to a step: strategy/cost_ms",
     "speed-up": "the rate ÷ the rate of the slowest of these GPUs alone",
     "slowest alone": "the rate of the slowest of these GPUs, measured on its own",
     "by hosts": "efficiency over hosts: the rate ÷ (hosts × the rate of the slowest host alone)",
     "detectable": DETECTS,
-    "of ideal": "waterfall: the part of the ideal rate that is left or lost",
+    "of ideal": "in the waterfall: the rate left, or lost, as a share of the ideal rate",
     "exchange GB/s": "comm/busbw_gb_per_s of the gradient exchange",
-    "fixed ms": "what an exchange costs apart from its bytes: where the fitted line begins",
+    "fixed ms": "what an exchange costs at zero bytes: the intercept of the fitted line",
     "residuals ms": "how far the points lie from the fitted line",
     "assumed_network": "the forecast rests on --net: no run measured the network",
-    "reference": "the time of an exchange's bytes at the rate of one large transfer on the same "
-    "path, without waiting",
-    "ring": "compared with the exchange: one large NCCL message around all GPUs",
-    "memory_copy": "compared with the exchange of CPU workers: a copy of its bytes",
-    "host_link": "compared with the exchange: all GPUs copy to and from host memory at once",
-    "host_memory": "compared with the exchange: a server's copies and sums in host memory",
-    "server_link": "compared with the exchange: all ranks copy to the server's GPU at once",
-    "net_link": "compared with the exchange: one large message between hosts",
+    "reference": "the time to move an exchange's bytes at the rate of one large transfer on the "
+    "same path, without waiting",
+    "ring": "a reference for the exchange: one large NCCL message around all GPUs",
+    "memory_copy": "a reference for the exchange of CPU workers: a copy of its bytes",
+    "host_link": "a reference for the exchange: all GPUs copy to and from host memory at once",
+    "host_memory": "a reference for the exchange: a server's copies and sums in host memory",
+    "server_link": "a reference for the exchange: all ranks copy to the server's GPU at once",
+    "net_link": "a reference for the exchange: one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
     "not significant": "the runs do not show a difference; `detects` is the smallest that they "
@@ -87,47 +88,49 @@ WORDS = {
 # {command of python -m analysis: {column or word of its tables: what it means}}
 COLUMNS = {
     "compare": {
-        "PASS": "the measured slowdown is below --limit, and these runs can show one of that "
-        "size. A true slowdown close to --limit may pass or fail",
-        "FAIL": "slower by --limit or more, and significantly slower than not at all",
+        "PASS": "the measured slowdown is below --limit, and these runs could detect one "
+        "equal to --limit. A true slowdown close to --limit may pass or fail",
+        "FAIL": "slower by --limit or more, and the slowdown is significant",
         "INCONCLUSIVE": "these runs cannot show a slowdown of --limit, or all are suspect",
     },
     "subsets": {
         "links": "how many pairs of GPUs have each link class",
         "members": "how many subsets have this pattern of links",
-        "representative": "one of the members; measuring it measures them all",
-        "second member": "another of the members, to test that they are equal",
+        "representative": "one subset with this pattern of links; measuring it measures them all",
+        "second member": "another subset with this pattern, to test that they perform alike",
     },
     "place and subsets": {
-        "all rings": "what NCCL's rings through the GPUs carry together, in any order; nominal: "
-        "by data sheets; no NVLink ring: they cross PCIe (SYS: and sockets), speed unknown"
+        "all rings": "total bandwidth of NCCL's rings through the GPUs, whatever their order. "
+        "“nominal”: by data sheets. “no NVLink ring”: over PCIe (“SYS”: and between sockets), "
+        "speed unknown"
     },
     "place": {
         "GPUs in ring order": "each GPU sends to the next one, and the last to the first",
-        "links of this ring": "the link classes between the neighbours of this order",
+        "links of this ring": "the link classes between neighbours in this ring",
         "worst order": "the best subset, in the rank order that gives the slowest ring",
         "slowest GB/s": "the slowest measured link of this ring",
-        "sum GB/s": "the measured links of this ring together",
+        "sum GB/s": "the total of this ring's measured link bandwidths",
     },
     "p2p": {
         "P2P enabled": "with peer access, GPUs copy straight to each other",
-        "P2P disabled": "without peer access, copies between GPUs pass host memory",
+        "P2P disabled": "without peer access, copies between GPUs go through host memory",
     },
     "trace": {
         "wait ms": "how long ranks waited in a collective for the one that came last",
         "gap µs": "median pause of a GPU between two kernels or copies",
         "host step ms": "median time of a step on the host; its kernels may run later",
         "exposed ms/step": "exposed communication per step, on average",
-        "… in gaps": "the part of it in pauses of at most 10 µs between kernels that compute",
+        "… in gaps": "the part of the time named before “in gaps” that lies in pauses of at most "
+        "10 µs between compute kernels",
         "overlapped ms": "communication while a kernel computed",
-        "transfer ms": "time of a collective from when its last rank has come",
+        "transfer ms": "time of a collective after its last rank arrived",
         "ran on": "the GPUs on which a rank's kernels ran",
         "compute ms": "the time in which kernels ran that are not of collectives",
         "communication ms": "the time in which kernels of collectives ran, waiting included",
         "matched": "collectives that were found on every rank",
     },
     "nccl-tests": {
-        "algbw": "bytes ÷ time; busbw is what each link carries for it",
+        "algbw": "bytes ÷ time; busbw is the resulting rate on each link",
         "#wrong": "values of the result that were wrong",
         "redop": "the reduction, such as sum",
         "in place": "the result replaces the input; the columns left of it are out of place",
@@ -135,10 +138,10 @@ COLUMNS = {
     "predict": {
         "forecast ms": "the expected time; the line under it is its 90 % prediction interval",
         "measured step ms": "the step time of the held-out configuration",
-        "measured overhead ms": "what the strategy added to a step of that run: strategy/cost_ms",
+        "measured overhead ms": "time that the strategy added to a measured step: strategy/cost_ms",
         "basis": "interpolated (no more GPUs than were measured), extrapolated (more), or "
-        "assumed_network",
-        "naive ms": "the naive forecast: overhead and compute as in the nearest run",
+        "assumed_network (the network is as --net says)",
+        "naive ms": "the naive forecast: overhead and compute as in the most similar run",
         "naive error": "the error of the naive forecast, `naive ms`; a good forecast has less",
         "after backward ms": "the part of the exchange that goes on after backward",
         "slowdown ms": "how much longer compute takes while the exchange runs",
@@ -158,7 +161,7 @@ COLUMNS = {
 
 # {fast path: what it is}
 PATHS = {
-    "P2P setting": "how far apart GPUs may be that copy straight to each other",
+    "P2P setting": "the largest distance at which GPUs copy straight to each other",
     "SHM setting": "GPUs exchange through shared host memory where they cannot directly",
     "algorithm, protocol": "NCCL's algorithm (Ring, Tree, …) and protocol (LL, LL128, Simple)",
     "channels": "the number of parallel channels of a NCCL collective",
@@ -170,12 +173,12 @@ PATHS = {
     "zero-CTA policy": "NCCL moves data by copy engines, which leaves the SMs to compute",
     "registered buffers": "NCCL sends from the user's buffers without copying them first",
     "DDP buckets": "DDP reduces gradients in several buckets while backward goes on",
-    "static graph": "DDP knows that every step is alike, and puts buckets in order of arrival",
+    "static graph": "DDP is told that all steps are alike, and orders buckets as gradients arrive",
     "bucket views": "gradients are views of DDP's buckets, so nothing is copied into them",
     "half-precision hook": "gradients are sent in fp16 or bf16",
-    "accumulation": "gradients of several passes are exchanged once",
+    "accumulation": "gradients of several backward passes are exchanged once",
     "FSDP prefetch": "FSDP gathers the weights of the next layer while this one computes",
-    "channels_last": "convolutions read memory in the order of tensor cores",
+    "channels_last": "convolutions read memory in the order that tensor cores use",
     "TF32": "float32 matmuls use the tensor cores' TF32",
     "autocast": "convolutions and matmuls compute in half precision",
     "torch.compile": "the model runs as compiled code",
@@ -183,7 +186,7 @@ PATHS = {
     "CUDA graph": "a step is replayed as a graph (optimize=graph), not launched kernel by kernel",
     "fused optimizer": "one kernel updates many weights",
     "pinned memory": "batches are copied to the GPU from pinned memory, without waiting",
-    "loader workers": "processes load batches while the GPU computes",
+    "loader workers": "other processes load batches while the GPU computes",
 }
 
 
@@ -230,12 +233,12 @@ def definitions() -> dict[str, Definition]:
     for path in FAST_PATHS:
         proof = path.evidence
         if "{" in proof:
-            proof = f"what Ringside records in one step: “{re.sub(r'{[a-z_]+}', '…', proof)}”"
+            proof = re.sub(r"{\w+}", "…", proof)
+            proof = f"“{proof}” in Ringside's record of one step"
         asked_by = path.asked_by
         if isinstance(path, NcclPath) and path.values:
             asked_by += f"={path.values[0]}"
-        meaning = f"{PATHS[path.name]}. It can silently be off. Asked for by {asked_by}; shown by "
-        meaning += proof
+        meaning = f"{PATHS[path.name]}. Requested by {asked_by}. Proof that it was used: {proof}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)

@@ -196,7 +196,7 @@ def _run_place(arguments: argparse.Namespace) -> None:
         }
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
-            caption = "all rings: what NCCL's rings carry in total, in any order."
+            caption = "all rings: the total bandwidth of NCCL's rings, whatever their order."
         if name == "worst_order":
             caption += " worst order: a single ring in this order has the slowest links."
         rows.append(row)

@@ -63,7 +63,7 @@ GPUS_FORM = (
     "with --per-node: --gpus 16,64,256 --per-node 8"
 )
 NUMBERS = "to ask for a number of GPUs, not for ids, add --per-node, as in --gpus 16 --per-node 8"
-NAIVE = "naive: the forecast that overhead and compute are as in the nearest run."
+NAIVE = "naive: the forecast that takes overhead and compute from the most similar run."
 PARTS = f"overhead = after backward + slowdown of compute + on one GPU; {NAIVE}"
 Subject = tuple[Workload, str]  # and a strategy
 LEAST_ERROR = 0.01  # as which a forecast without error bars is rounded
@@ -413,7 +413,7 @@ def _print_answer(
 
 def _about_intervals(rows: Iterable[Mapping[str, Any]]) -> str:
     if any("step" in row and row["step"].low is not None for row in rows):
-        return f"{100 * LEVEL:.0f} % prediction intervals stand below their values. "
+        return f"Below each value is its {100 * LEVEL:.0f} % prediction interval. "
     return ""
 
 
@@ -485,7 +485,7 @@ def forecast_sentence(
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
         words = f"{low} to {high} % efficiency; expected {best} ({rate})."
         if prediction.growth > 1:
-            words = f"{low} to {high} % efficiency; {best} ({rate}) if no rank is slower."
+            words = f"{low} to {high} % efficiency; {best} ({rate}) if no rank lags."
     return f"{devices_of(query)}: {words}"
 
 
@@ -573,7 +573,7 @@ def _error_lines(errors: Mapping[str, Any]) -> list[str]:
             cells = errors["cost_cells"] if key == "cost" else with_forecast
             lines.append(
                 f"{what}: {count(cells, 'forecast')} were off by {error} on average, "
-                f"naive ones by {null}."
+                f"naive forecasts by {null}."
             )
     covered, of = errors["covered"], errors["with_interval"]
     if covered is None:

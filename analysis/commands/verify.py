@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             wrong = "holds no record" if Path(study).exists() else "no such folder"
             raise UnreadableInput(
                 f"{study}: {wrong}; expected the folder of a study (<output_dir>/<study>), or a "
-                "bundle"
+                "bundle of it (.tar.gz)"
             )
     saved_bytes: dict[str, int] = {}
     for study, result in results.items():
@@ -138,7 +138,7 @@ def _print(study: str, result: Verification, packed: str) -> None:
         lines.append(packed)
     summary = (
         f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples; "
-        f"{result.values} values{'' if result.recomputed else ' that need no samples'} compared, "
+        f"{result.values} values compared{'' if result.recomputed else ' without samples'}, "
         f"{len(result.differences)} differ"
     )
     if study:

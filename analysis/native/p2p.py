@@ -292,7 +292,7 @@ def parse_bandwidths(text: str) -> list[list[float]]:
         matrix = json.loads(text)
     except (ValueError, RecursionError):
         raise UnreadableInput(
-            "not JSON; expected the output of `python -m analysis p2p --json`, or rows of GB/s"
+            "not JSON; expected the output of `python -m analysis p2p --json`, or JSON rows of GB/s"
         ) from None
     for key in ("tables", "p2p", "matrices", _BANDWIDTH):
         if isinstance(matrix, dict):

@@ -79,13 +79,13 @@ def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str 
 def machine_line(study: Study, first: Study, machine: str) -> str:
     """Return which machine forecasts are for, in one sentence; `first` is the study named first."""
     here = [runs for runs in study.runs if runs.machine == machine]
-    words = f"These forecasts rest on runs of {machine}"
+    words = f"These forecasts use runs on {machine}"
     if here:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:
-        words += f", one of {len(machines)} machines in these studies: most runs of study "
-        words += f"{first.name} were measured there"
+        words += f"; of {len(machines)} machines in these studies it has the most runs of "
+        words += f"study {first.name}"
     return f"{words}."
 
 

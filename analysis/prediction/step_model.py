@@ -166,7 +166,7 @@ def _bare_steps(
                 "compute time is inferred from several GPUs"
             )
     if not alone:
-        raise ValueError(f"{query.workload} was not measured with strategy=none; add a run with it")
+        raise ValueError(f"it needs a run of {query.workload} with strategy=none; add one")
     steps: dict[tuple[Any, ...], list[Draws]] = defaultdict(list)
     for cell in alone:
         step = cell.step_ms
@@ -338,9 +338,11 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
                     seen.append(scale * gamma)
     if not seen:
         slowdown = f"{PUBLISHED_GAMMA:.2f} ± {PUBLISHED_SPREAD:.2f}"
-        why = f"assumed: {slowdown} ms for each ms of it (published)"
+        why = f"assumed: {slowdown} ms for each ms of communication (published)"
     if why:
-        why = f"the slowdown of compute by communication {query.wire.way} was not measured; {why}"
+        why = (
+            f"the slowdown of compute during communication {query.wire.way} was not measured; {why}"
+        )
     weighted = [(normal(PUBLISHED_GAMMA, PUBLISHED_SPREAD, "slowed"), PUBLISHED_SPREAD)]
     for gamma in seen:
         weighted.append((gamma, deviation(gamma)))
@@ -393,8 +395,8 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     what, where = f"strategy={query.strategy}", "one GPU"
     if exchange_of(query).gpu_servers:
         place = "a GPU that trains" if query.shares_gpu else "a GPU of its own"
-        what, where = f"{what} with a server on {place}", "two GPUs or more"
-    why = f"the overhead of {what} was not measured; add a run of it on {where}"
+        what, where = f"{what} with its server on {place}", "two GPUs or more"
+    why = f"the overhead of {what} was not measured; add such a run on {where}"
     raise ValueError(of_unit(why, query.unit))
 
 

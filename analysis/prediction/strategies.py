@@ -56,7 +56,7 @@ def _in_levels(query: CellQuery, sent: float, returned: float, links: LinkModel)
 def _through_host(query: CellQuery, sent: float, returned: float, links: LinkModel) -> Times:
     """Return copies through host memory, of each rank's share or of everything."""
     if query.hosts > 1:
-        raise ValueError("the model lacks exchanges through host memory between hosts")
+        raise ValueError("forecasts do not cover exchanges through host memory between hosts")
     moved = sent + returned
     if query.option("staging", "full") == "full":
         return links.host_copies(query.gpus, query.gpus * moved), constant(0.0)
@@ -70,7 +70,7 @@ def _to_gpu_servers(query: CellQuery, sent: float, returned: float, links: LinkM
     rate = links.copies_gb_per_s.get(query.transport)
     if rate is None:
         raise ValueError(
-            f"no peer copy {WAYS[query.transport]} was measured; add a run of benchmark=p2p"
+            f"no GPU-to-GPU copy {WAYS[query.transport]} was measured; add a run of benchmark=p2p"
         )
     ms = query.ranks * (sent + returned) / query.servers / rate / 1e6
     return scaled_normal(ms, OF_HOST_MEMORY, "server"), constant(0.0)

@@ -7,7 +7,7 @@ is a number, otherwise a row for each configuration.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import (
@@ -55,9 +55,10 @@ def points_of(curves: Iterable[Curve]) -> list[CurvePoint]:
 def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     """Return the point on most GPUs that exchanges and has an efficiency over every member.
 
-    Of several such points it is the default: without settings, with the most of DEFAULTS, then the
-    first to start. Another is chosen only where a verdict says that it is faster than that one.
-    None without points.
+    Of several such points it is the default: without settings, with the most of DEFAULTS, of the
+    model and GPUs that started first; of batch sizes and the like that with the highest rate.
+    Another is chosen only where a verdict says that it is faster than that one. None without
+    points.
     """
     by_merit: dict[tuple[bool | int, ...], list[CurvePoint]] = defaultdict(list)
     for each in points_of(findings.scaling.curves):
@@ -78,13 +79,20 @@ def main_point(study: Study, findings: Findings) -> CurvePoint | None:
     longest = max(len(each.point.key) for each in equals)
     plainer = [each.point for each in equals if len(each.point.key) < longest]
 
-    def default_first(each: CurvePoint) -> tuple[bool, int, int]:
+    first: dict[tuple[Any, ...], int] = {}  # of a model on GPUs: when its first run started
+    for each in equals:
+        place = (each.point.key["model.name"], each.point.gpus)
+        start = order.get(each.point.record_ids[0], 0)
+        first[place] = min(start, first.get(place, start))
+
+    def default_first(each: CurvePoint) -> tuple[bool, int, int, float]:
         point, has_plainer = each.point, False
         for rival in plainer:
             if rival.gpus == point.gpus and rival.key.items() < point.key.items():
                 has_plainer = True
         changed = len(DEFAULTS.items() - point.key.items())
-        return has_plainer, changed, order.get(point.record_ids[0], 0)
+        start = first[point.key["model.name"], point.gpus]
+        return has_plainer, changed, start, -point.rate.value
 
     chosen, *rivals = sorted(equals, key=default_first)
     faster = []

@@ -344,7 +344,7 @@ def _effort(asked: Asked, state: RaceState) -> str:
     text = f"{count(runs, 'run')} in {seconds(state):,.0f} s"
     if is_answered(state):
         grid = 5 * len(asked.names)
-        text += f"; five runs of each configuration would have been {grid}"
+        text += f"; five runs of each configuration would have been {count(grid, 'run')}"
         each = " for each size" if len(state.stages) > 1 else ""
         text += f". Stopping early gives a wrong answer in at most {percent(ERROR)} of cases"
         return f"{text}{each}."
@@ -409,7 +409,7 @@ def _fastest(asked: Asked, look: Look) -> Iterator[str]:
     parts = [f"{rival} ({_interval(standing)})" for rival, standing in rivals or tied]
     if rivals:
         rest = join_words(parts, MOST_NAMED)
-        yield f"Undecided: {name} leads; by their rates against it these may be faster: {rest}."
+        yield f"Undecided: {name} leads; these may be faster (rate compared with it): {rest}."
     elif tied:
         yield (
             f"Fastest: {name}, tied with {join_words(parts, MOST_NAMED)}. No other is more than "

@@ -93,11 +93,11 @@ OTHER_CODES = {
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids (invalid). Of P2P_LEVEL: P2P was not "
-        "used although the level allows it (suspect), or over a longer path than it allows "
-        "(suspect; invalid with LOC, NVL and NVB)",
-        "Look at nccl/*.log of the run: another setting or a missing permission may override this "
-        "one.",
+        "NCCL connected GPUs in a way that a setting forbids (invalid). With P2P_LEVEL: P2P was "
+        "allowed but not used (suspect), or it was used over a longer path than allowed (suspect; "
+        "invalid with LOC, NVL and NVB)",
+        "Look at nccl/*.log of the run: another setting or a missing permission may override the "
+        "setting.",
     ),
     "algorithm_unexpected": (
         "invalid",

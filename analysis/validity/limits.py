@@ -72,8 +72,8 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "time is missing from the timed windows: {}", since=7)
 def windows_too_short(record: Record, _: ValidityLimits) -> Judgement:
-    """on GPUs: the GPU's and the host's timers, which give the rate, show every timed window over
-    1.5 % shorter than the wall-clock stamps around it, so the rate may be too high
+    """on GPUs: by the timers that give the rate (the GPU's and the host's) every timed window is
+    over 1.5 % shorter than by the wall-clock stamps around it, so the rate may be too high
     """
     if record.cell.device != "cuda":
         return not_applicable("a CPU worker has one clock")
@@ -119,8 +119,7 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
 )
 def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
     """the exchange was more than 1.05 times as fast as its reference, which moves the same bytes
-    at the rate of large plain collectives or copies. This can happen: plain code is not always
-    faster
+    at the rate of large plain collectives or copies. This can happen: these are not always faster
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     # above MOST_OF_REFERENCE it is faster_than_reference
@@ -224,8 +223,8 @@ def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     since=7,
 )
 def windows_not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
-    """the step time depends on the position in the timed window: the means of step 1 over all
-    windows, of step 2, and so on differ by more than the check `not_stationary` allows
+    """the step time depends on the position in the timed window: averaged over all windows, the
+    first step, the second and so on differ by more than the check `not_stationary` allows
     """
     facts = record.checks["stationarity_in_windows"]
     if not facts:

@@ -96,9 +96,9 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     """NCCL used a slower path than the links allow, and no setting asked for it. One of these was
-    seen: (1) SHM or NET between GPUs that NVLink, PIX or PXB joins (only a finding if NCCL's log
-    says that peer access is missing); (2) over NV18 (18 NVLinks) half of NCCL's usual channels or
-    fewer; (3) one large all-reduce below 40 % of the NVLink bandwidth
+    seen: (1) SHM or NET between GPUs that NVLink, PIX or PXB joins (a finding, not suspect, if
+    NCCL's log says that peer access is missing); (2) over NV18 (18 NVLinks), at most half of NCCL's
+    usual channels; (3) one large all-reduce below 40 % of the NVLink bandwidth
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
     """
@@ -163,10 +163,10 @@ def _slow_ring(record: Record, link_class: str) -> Judgement:
 
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
-    """SM clocks differ. Suspect: between two GPUs of the run by more than {clock_spread_limit} (by
-    twice that at the power cap); or one GPU falls by as much below its own highest clock, and the
-    driver gives no reason. Only a finding: by more than {clock_change_limit} from the run of one
-    GPU
+    """SM clocks differ. Suspect: two GPUs of the run differ by more than {clock_spread_limit}
+    (twice that at the power cap), or one GPU falls as far below its own highest clock and the
+    driver gives no reason. A finding: they differ by more than {clock_change_limit} from those of
+    the run on one GPU
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """
@@ -309,10 +309,10 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("invalid", "another program began on these GPUs after the start: {}", since=7)
 def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
-    """another program began while steps were timed. Invalid: the driver lists one more process, or
+    """another program began while steps were timed. Invalid: the driver lists a new process, or
     memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
-    much, but the driver does not say whose it is; or every GPU was busy for longer than these steps
-    explain, by more than {foreign_busy_share} plus the measuring error. That last test is left out
+    much, but the driver does not say whose it is; or every GPU was busy longer than the timed steps
+    explain, by more than {foreign_busy_share} plus the measuring error. The busy test is skipped
     where the CPUs of several ranks limit the rate and the driver says whose memory grew
 
     Stop the other programs on these GPUs and run again.

@@ -223,7 +223,7 @@ def refuse(cell: Cell, room: Room) -> None:
             possible, where = "out", "out of place"
         raise Refused(
             f"benchmark.placement={placement}: {name} with benchmark.calls={options['calls']} is "
-            f"measured {where} only; expected {possible} (both is taken as {possible})"
+            f"measured {where} only; expected {possible} (or both, which then means {possible})"
         )
     calls, coalesced = options["calls"], options["coalesced"]
     if cell.device == "cpu":

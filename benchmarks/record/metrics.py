@@ -150,7 +150,7 @@ _TABLE = (
     _plain("predicted/exposed_ms", "forecast of exposed communication", signed=True, since=6),
     _plain(
         "predicted/null_step_ms",
-        "step time copied from the nearest run",
+        "step time copied from the most similar run",
         since=6,
         formula="the simplest forecast: as in the run with the nearest number of GPUs",
     ),
@@ -236,14 +236,14 @@ _TABLE = (
     ),
     _plain(
         "comm/ideal_ms",
-        "time that the exchange would take at full bandwidth: its reference",
-        formula="its bytes at the rate of large plain collectives or copies; where it has several "
-        "parts, the slowest reference/<way>_ms",
+        "reference: time of the exchange at full bandwidth",
+        formula="its bytes at the rate of large plain collectives or copies; if the exchange has "
+        "several parts, the longest reference/<way>_ms",
     ),
     _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(
         "comm/pipelined_ratio",
-        "speed of exchanges that overlap each other ÷ that of the reference",
+        "speed of overlapping exchanges ÷ the speed of the reference",
         decimals=0,
         formula="comm/ideal_ms ÷ comm/pipelined_ms",
     ),
@@ -275,7 +275,7 @@ _TABLE = (
     _less(
         "gpu/busy_ms",
         "time per step in which the device is busy",
-        formula="time of a step whose work is all enqueued before it begins",
+        formula="time of a step whose work is all queued before the device starts it",
     ),
     _less(
         "gpu/idle_share",
@@ -283,7 +283,7 @@ _TABLE = (
         formula="1 − gpu/busy_ms ÷ step time",
     ),
     _plain("gpu/sm_mhz", "SM clock", "MHz", formula="mean of the GPUs in the timed windows"),
-    _plain("gpu/power_w", "power", "W", formula="mean of one GPU in the timed windows"),
+    _plain("gpu/power_w", "power", "W", formula="mean per GPU in the timed windows"),
     _plain(
         "gpu/temperature_c", "temperature", "°C", formula="mean of the GPUs in the timed windows"
     ),
@@ -330,7 +330,7 @@ _TABLE = (
     _plain(
         "reference/<way>_ms",
         "time that plain collectives or copies need for an exchange's bytes",
-        formula="<way> says how, such as ring; the slowest is the reference",
+        formula="<way> says how, such as ring; of several ways the longest is the reference",
     ),
     _less(
         "stage/<name>_ms",
@@ -357,7 +357,7 @@ _TABLE = (
     _less(
         "trace/exposed_in_gaps_ms_per_step",
         "exposed communication in gaps between kernels",
-        formula="the part in pauses of at most 10 µs between kernels that compute",
+        formula="the part in pauses of at most 10 µs between compute kernels",
     ),
     _more("trace/overlapped_ms_per_step", "overlapped communication"),
     _less(
@@ -467,7 +467,7 @@ _TABLE = (
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
         "latency of a copy",
-        formula=f"`latency_bytes` to another GPU; median of the pairs; {_CLOCKS}; {_ACCESS}",
+        formula=f"of `latency_bytes` to another GPU; median of the pairs; {_CLOCKS}; {_ACCESS}",
     ),
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us",
@@ -476,13 +476,13 @@ _TABLE = (
     ),
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
-        "rate of a copy inside GPU 0, to compare with",
-        formula=f"copied as between two GPUs; bidirectional: two at once; {_ACCESS}",
+        "rate of a copy inside GPU 0, as a baseline",
+        formula=f"made like a copy between two GPUs; bidirectional: two at once; {_ACCESS}",
         first=True,
     ),
     _less(
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
-        "latency of a copy inside GPU 0, to compare with",
+        "latency of a copy inside GPU 0, as a baseline",
         formula=f"{_CLOCKS}; {_ACCESS}",
     ),
     _less(
@@ -495,17 +495,20 @@ _TABLE = (
         "rate of several copies at the same time, in total",
         formula="each GPU in one pair only (matching), one GPU to all, or all to one",
     ),
-    _more("p2p/{matching|one_to_all|all_to_one}_share", "slowest of these copies ÷ its rate alone"),
+    _more(
+        "p2p/{matching|one_to_all|all_to_one}_share",
+        "slowest of several copies at a time ÷ its rate alone",
+    ),
     _more(
         "host_link/all_both_gb_per_s",
         "copies both ways, all GPUs at once",
-        formula="between host and GPUs, pinned memory: both directions of all GPUs",
+        formula="between host and GPUs, pinned memory: the sum of both directions and all GPUs",
         first=True,
     ),
     _more(
         "host_link/one_both_gb_per_s",
         "copies both ways, one GPU at a time",
-        formula="between host and GPU, pinned memory: both directions of the slowest GPU",
+        formula="between host and GPU, pinned memory: the sum of both directions, slowest GPU",
         first=True,
     ),
     _more(

@@ -81,7 +81,7 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
         found = shutil.which(str(folder / program))
     if found is None:
         path = folder / program
-        reason = f"no such file or program in {folder}"
+        reason = f"neither a file in {folder} nor a program"
         if path.is_file():
             reason = "is no Python script, and no program that may be run"
         raise Refused(f"benchmark.run={program}: {reason}; {EXPECTED}")

@@ -147,8 +147,8 @@ def plan(
             )
         refuse_question(question, first, searched, folder)
         notices.append(
-            f"ask={question.kind}: {count(len(searched), 'candidate')}, each first once, then "
-            "those that are undecided"
+            f"ask={question.kind}: measures each of {count(len(searched), 'candidate')} once, then "
+            "repeats those that are undecided"
         )
         candidates = list(map(PlannedCell, searched))
         notices = list(dict.fromkeys(notices))
@@ -402,7 +402,7 @@ def _about_cells(
         )
     # For CPU workers another notice says it.
     if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):
-        yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
+        yield "NCCL settings have no effect on one GPU: it is measured once, without them"
     twice = len(used) - len(unique_cells(used))
     if twice and not has_waterfall:  # one control cell explains several cells
         yield f"{count(twice, 'duplicate')}: measured once"

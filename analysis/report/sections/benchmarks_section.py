@@ -369,10 +369,10 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         total = median_and_interval(runs, f"p2p/{pattern}_gb_per_s")
         share = median_and_interval(runs, f"p2p/{pattern}_share")
         if total and share:
-            keeps = f"the slowest copy has {share} of its rate alone"
-            patterns.append(f"{what}: {total} GB/s in total; {keeps}")
+            patterns.append(f"{what} {total} GB/s ({share})")
     if patterns:
-        yield f"Copies at the same time, {', '.join(patterns)}."
+        rates = "in total (and the slowest copy as a share of its rate alone)"
+        yield f"Copies at the same time, {rates}: {', '.join(patterns)}."
 
 
 def jacobi(study: Study, findings: Findings) -> Section:

@@ -49,7 +49,7 @@ def _shrinking(asked: Asked, race: RaceState) -> Figure | None:
     if not any(len(curve.points) > 1 for curve in curves):
         return None
     first = asked.names[reference]
-    caption = f"Rate against that of {first} after each round of runs, with its interval."
+    caption = f"Rates compared with that of {first}, after each round of runs, with intervals."
     lines: tuple[float, ...] = (0.0, asked.question.margin)
     if asked.question.kind == SCALES:
         lines = (asked.question.efficiency - 1,)
