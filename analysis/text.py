@@ -66,9 +66,11 @@ def count(items: int, noun: str, plural: str = "") -> str:
 
 
 def join_words(words: list[str], most: int = 6) -> str:
-    """Return `a, b and c`; of many the first, and how many more."""
+    """Return `a, b and c`, with commas inside `a; b; c`; of many the first, and how many more."""
     if len(words) > most:
-        return f"{', '.join(words[:most])} and {len(words) - most:,} more"
+        words = [*words[:most], f"{len(words) - most:,} more"]
+    if any("," in word for word in words):
+        return "; ".join(words)
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -505,8 +505,8 @@ def server_gpus(
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
         raise Refused(
-            f"strategy.max_staleness={bound}: expected at least {workers - 1}: the number "
-            "of times that other workers can push between two pushes of one worker"
+            f"strategy.max_staleness={bound}: expected at least {workers - 1}, the number "
+            "of other workers: each can push between two pushes of one worker"
         )
     typed = strategy.get("server_gpus")
     if typed is None or device != "cuda":
@@ -530,8 +530,8 @@ def server_gpus(
         ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         example = "+".join(map(str, ids[:servers]))
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: expected auto, or one of the GPUs "
-            f"{', '.join(map(str, ids))} per server (strategy.servers={servers}), such as {example}"
+            f"strategy.server_gpus={'+'.join(named)}: expected auto, or one GPU per server "
+            f"(strategy.servers={servers}) out of {', '.join(map(str, ids))}, such as {example}"
         )
     return tuple(map(int, named))
 

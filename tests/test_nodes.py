@@ -182,7 +182,7 @@ ALL_GPUS = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
         (
             ("c",),
             "2",
-            "server_gpus=2: expected auto, or one of the GPUs 0, 1 per server .strategy.servers=1., such as 0",
+            "server_gpus=2: expected auto, or one GPU per server .strategy.servers=1. out of 0, 1, such as 0",
         ),
     ],
 )

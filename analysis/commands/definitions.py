@@ -30,19 +30,19 @@ WORDS = {
     "for a difference, half its confidence interval",
     "one run": "shown instead of ± where run-to-run variation is unknown; repeats=3 measures it",
     "configuration": "model, strategy, GPUs and settings; a run is one measurement of it",
-    "step ms": "the time of a training step: images of all ranks in it ÷ images/s",
+    "step ms": "the time of a training step: its images on all ranks ÷ images/s",
     "GPUs": "a run's GPU ids, in rank order; in a table of subsets, their number",
     "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",
     "state": "finished, failed, interrupted, not started, or done before (by an earlier command)",
     "validity": "valid, suspect or invalid, with the codes of the checks that say so",
     "valid": "every check that could run was passed",
     "suspect": "the numbers are used, with a mark: the check named beside it doubts them",
-    "invalid": "the numbers are wrong, by the check named beside it; no baseline and no "
+    "invalid": "the check named beside it found the numbers wrong; no baseline and no "
     "comparison uses them",
     "rehearsal": "a trial of a run for another machine (rehearse=); it has no timings",
     "unchecked": "a check could not run; its message says why",
     "not applicable": "the check does not apply to this run",
-    "finding": "worth knowing; the numbers stay valid",
+    "finding": "a fact worth knowing; the numbers stay valid",
     "transport": "how NCCL joined the GPUs, by its log: P2P, SHM or NET",
     "link class": "the path between two GPUs, as in nvidia-smi topo -m: NV# (NVLinks), PIX, PXB, "
     "PHB, NODE or SYS",
@@ -57,26 +57,26 @@ WORDS = {
     "batch": "images or samples per rank and step",
     "exchange_alone": "method of a strategy's Python class that exchanges gradients, without "
     "forward and backward; where it is missing, exposed communication is unknown (trainers/OWN.md)",
-    "overhead": "time that a strategy adds to a step, even on one GPU: strategy/cost_ms",
+    "overhead": "time that a strategy adds to a step, on one GPU or more: strategy/cost_ms",
     "straggler": "the rank that came last, for which the others waited",
     "overhead ms": "what a strategy adds to a step: strategy/cost_ms",
     "speed-up": "the rate ÷ the rate of the slowest of these GPUs alone",
     "slowest alone": "the rate of the slowest of these GPUs, measured on its own",
     "by hosts": "efficiency over hosts: the rate ÷ (hosts × the rate of the slowest host alone)",
     "detectable": DETECTS,
-    "of ideal": "in the waterfall: the rate left, or lost, as a share of the ideal rate",
+    "of ideal": "in the waterfall: the remaining or the lost rate, as a share of the ideal rate",
     "exchange GB/s": "comm/busbw_gb_per_s of the gradient exchange",
     "fixed ms": "what an exchange costs at zero bytes: the intercept of the fitted line",
     "residuals ms": "how far the points lie from the fitted line",
     "assumed_network": "the forecast rests on --net: no run measured the network",
     "reference": "the time to move an exchange's bytes at the rate of one large transfer on the "
     "same path, without waiting",
-    "ring": "a reference for the exchange: one large NCCL message around all GPUs",
-    "memory_copy": "a reference for the exchange of CPU workers: a copy of its bytes",
-    "host_link": "a reference for the exchange: all GPUs copy to and from host memory at once",
-    "host_memory": "a reference for the exchange: a server's copies and sums in host memory",
-    "server_link": "a reference for the exchange: all ranks copy to the server's GPU at once",
-    "net_link": "a reference for the exchange: one large message between hosts",
+    "ring": "a reference for the exchange time: one large NCCL message around all GPUs",
+    "memory_copy": "a reference for the exchange time of CPU workers: a copy of its bytes",
+    "host_link": "a reference for the exchange time: all GPUs copy to and from host memory at once",
+    "host_memory": "a reference for the exchange time: a server's copies and sums in host memory",
+    "server_link": "a reference for the exchange time: all ranks copy to the server's GPU at once",
+    "net_link": "a reference for the exchange time: one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
     "not significant": "the runs do not show a difference; `detects` is the smallest that they "
@@ -96,11 +96,11 @@ COLUMNS = {
     "subsets": {
         "links": "how many pairs of GPUs have each link class",
         "members": "how many subsets have this pattern of links",
-        "representative": "one subset with this pattern of links; measuring it measures them all",
+        "representative": "one of the subsets with this pattern of links; measuring it is enough",
         "second member": "another subset with this pattern, to test that they perform alike",
     },
     "place and subsets": {
-        "all rings": "total bandwidth of NCCL's rings through the GPUs, whatever their order. "
+        "all rings": "total bandwidth of NCCL's rings through the GPUs, in any GPU order. "
         "“nominal”: by data sheets. “no NVLink ring”: over PCIe (“SYS”: and between sockets), "
         "speed unknown"
     },
@@ -145,7 +145,7 @@ COLUMNS = {
         "naive error": "the error of the naive forecast, `naive ms`; a good forecast has less",
         "after backward ms": "the part of the exchange that goes on after backward",
         "slowdown ms": "how much longer compute takes while the exchange runs",
-        "on one GPU ms": "what the strategy adds to a step without any other GPU",
+        "on one GPU ms": "what the strategy adds to a step on a single GPU",
         "in interval": "whether the measured step lies in the forecast's interval",
         "held-out configuration": "a measured configuration, forecast from the others only",
     },
@@ -154,7 +154,7 @@ COLUMNS = {
         "source": "the number of runs behind a rate, or that it is a forecast",
     },
     "verify": {
-        "recomputed": "the value that follows from the raw samples; `recorded` is the record's"
+        "recomputed": "the value computed again from raw samples; `recorded`: that in the record"
     },
 }
 

@@ -479,7 +479,7 @@ def forecast_sentence(
         images = prediction.images_per_second * share / prediction.efficiency
         words = (
             f"at most {number(share, 'share')} efficiency ({rounded(images, error * images)} "
-            f"images/s), since {devices_of(measured[0])} reached no more."
+            f"images/s), as measured on {devices_of(measured[0])}."
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
@@ -567,12 +567,12 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
 def _error_lines(errors: Mapping[str, Any]) -> list[str]:
     with_forecast = errors["cells"] - errors["not_forecast"]
     lines = [f"{with_forecast} of {errors['cells']} held-out configurations have a forecast."]
-    for key, what in (("cost", "Overhead"), ("step", "Step time")):
+    for key, what in (("cost", "overhead"), ("step", "step time")):
         if errors[key] is not None:
             error, null = number(errors[key], "share"), number(errors[f"null_{key}"], "share")
             cells = errors["cost_cells"] if key == "cost" else with_forecast
             lines.append(
-                f"{what}: {count(cells, 'forecast')} were off by {error} on average, "
+                f"{count(cells, 'forecast')} of the {what} were off by {error} on average, "
                 f"naive forecasts by {null}."
             )
     covered, of = errors["covered"], errors["with_interval"]

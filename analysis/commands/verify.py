@@ -138,7 +138,7 @@ def _print(study: str, result: Verification, packed: str) -> None:
         lines.append(packed)
     summary = (
         f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples; "
-        f"{result.values} values compared{'' if result.recomputed else ' without samples'}, "
+        f"{result.values} values {'compared' if result.recomputed else 'checked without samples'}, "
         f"{len(result.differences)} differ"
     )
     if study:

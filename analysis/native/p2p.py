@@ -17,7 +17,7 @@ from benchmarks.record import finite
 
 _ACCEPTED = (
     "expected the output of p2pBandwidthLatencyTest: a title such as `Unidirectional "
-    "P2P=Disabled Bandwidth Matrix (GB/s)`, a line of columns, rows"
+    "P2P=Disabled Bandwidth Matrix (GB/s)`, column headings, then rows"
 )
 # What every release of the sample prints, in this order.
 _PRINTED = (

@@ -80,7 +80,7 @@ def machine_line(study: Study, first: Study, machine: str) -> str:
     """Return which machine forecasts are for, in one sentence; `first` is the study named first."""
     here = [runs for runs in study.runs if runs.machine == machine]
     words = f"These forecasts use runs on {machine}"
-    if here:
+    if here and "×" not in machine:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:

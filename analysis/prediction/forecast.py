@@ -171,7 +171,7 @@ def why_no_error(query: CellQuery, held_out: int) -> str:
         return ""
     return (
         f"no error bars: cross-validation needs {FEWEST_HELD_OUT} measured configurations on "
-        f"several GPUs, this study has {held_out}"
+        f"several GPUs, and there are {held_out}"
     )
 
 

@@ -207,8 +207,8 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
     share = max(OF_LAUNCH, math.sqrt(spread)) * math.sqrt(1 + 1 / values)
     if middle_ms > mean(step):
         why += (
-            f". The GPUs wait for the CPU, which needs {middle_ms:.0f} ms ± {100 * share:.0f} % to "
-            f"launch a step ({count(values, 'measurement')})"
+            f"; a step takes at least the {middle_ms:.0f} ms ± {100 * share:.0f} % that the CPU "
+            f"needs to launch it ({count(values, 'measurement')})"
         )
     return np.maximum(step, scaled_normal(middle_ms, share, f"launch {query.workload}")), why
 
@@ -338,11 +338,10 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
                     seen.append(scale * gamma)
     if not seen:
         slowdown = f"{PUBLISHED_GAMMA:.2f} ± {PUBLISHED_SPREAD:.2f}"
-        why = f"assumed: {slowdown} ms for each ms of communication (published)"
+        why = f"assumed: {slowdown} ms for each ms of communication (a published value)"
     if why:
-        why = (
-            f"the slowdown of compute during communication {query.wire.way} was not measured; {why}"
-        )
+        what = f"how much compute slows while ranks communicate {query.wire.way}"
+        why = f"it was not measured {what}; {why}"
     weighted = [(normal(PUBLISHED_GAMMA, PUBLISHED_SPREAD, "slowed"), PUBLISHED_SPREAD)]
     for gamma in seen:
         weighted.append((gamma, deviation(gamma)))
@@ -393,10 +392,11 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
             return left, ""
         return left, f"the overhead of {query.strategy} is assumed to be that of {nearest.label}"
     what, where = f"strategy={query.strategy}", "one GPU"
+    why = f"the overhead of {what} was not measured"
     if exchange_of(query).gpu_servers:
         place = "a GPU that trains" if query.shares_gpu else "a GPU of its own"
-        what, where = f"{what} with its server on {place}", "two GPUs or more"
-    why = f"the overhead of {what} was not measured; add such a run on {where}"
+        why, where = f"{why} with its server on {place}", "two GPUs or more"
+    why += f"; add a run of {what} on {where}"
     raise ValueError(of_unit(why, query.unit))
 
 

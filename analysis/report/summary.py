@@ -259,7 +259,7 @@ def answer(study: Study, main: CurvePoint) -> str:
 
 def _suspect_by(codes: Sequence[str]) -> str:
     word = "check" if len(codes) == 1 else "checks"
-    return f" (suspect: {word} {join_words([f'‘{code}’' for code in codes])})"
+    return f" (suspect by the {word} {join_words([f'‘{code}’' for code in codes])})"
 
 
 def definition(point: Point) -> str:

@@ -191,9 +191,8 @@ def pauses(record: Record, limits: ValidityLimits) -> Judgement:
 
 @check("suspect", "timed steps were longer than those before them: {}", since=7)
 def slower_than_warmup(record: Record, limits: ValidityLimits) -> Judgement:
-    """on GPUs: steps became slower when timing began: the median timed step is longer than the
-    median step of the last warm-up window, by more than 3 % and by more than twice the variation of
-    the run's steps
+    """on GPUs, steps slowed when timing began: the median timed step is longer than the median of
+    the last warm-up window, by more than 3 % and by more than twice the step-to-step variation
     """
     if record.cell.device != "cuda":
         return not_applicable("steps of CPU workers vary")
@@ -438,7 +437,7 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     """the efficiency is above 100 % by more than 0.5 % and by more than 3 of its standard
-    deviations. Without repeats: the low end of its interval within the run is above 102 %
+    deviations. Without repeats: the low end of its interval from this run's steps is above 102 %
 
     Measure the GPUs alone again with repeats=3: probably they were slow, or clocks differed.
     """

@@ -59,7 +59,7 @@ def missing_rank(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "ranks ran on other GPUs than requested: {}")
 def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
-    """a rank ran on another GPU than planned (by UUID), or its times are in another rank's file"""
+    """a rank ran on another GPU (UUID) than planned, or its times were saved as another rank's"""
     planned = record.environment.get("planned_uuids")
     if not planned:
         if record.cell.device == "cuda":
@@ -82,8 +82,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("invalid", "the ranks met others than those of their own hosts: {}")
 def wrong_peers(record: Record, _: ValidityLimits) -> Judgement:
-    """several hosts: the ranks that communicated (by host, process and GPU UUID) are not the
-    planned ones, or not those whose times were saved
+    """on several hosts, the ranks that communicated differ (in host, process or GPU UUID) from
+    those that were planned, or from those whose times were saved
     """
     cell, rows = record.cell, record.checks.get("peers")
     if not cell.hosts:
@@ -202,8 +202,8 @@ def weights_not_average(record: Record, _: ValidityLimits) -> Judgement:
 @check("invalid", "the exchange does not return the mean of known gradients: {}")
 def exchange_wrong(record: Record, _: ValidityLimits) -> Judgement:
     """the exchange, tested alone with known gradients, did not return their mean. Allowed relative
-    error of any tensor: 10⁻⁴ in `benchmark=exchange`; in training one unit in the last place for
-    each rank, or the rounding error of the dtype sent, whichever is larger
+    error of any tensor: 10⁻⁴ in `benchmark=exchange`; in training runs the larger of one
+    ulp per rank and the rounding error of the dtype sent
     """
     error, tolerance = record.checks.get("exchange_error"), record.checks.get("exchange_tolerance")
     if error is not None and tolerance is not None:

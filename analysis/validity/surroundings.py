@@ -96,8 +96,8 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "NCCL used less than the wires offer, and no setting explains it: {}")
 def transport_below_wires(record: Record, _: ValidityLimits) -> Judgement:
     """NCCL used a slower path than the links allow, and no setting asked for it. One of these was
-    seen: (1) SHM or NET between GPUs that NVLink, PIX or PXB joins (a finding, not suspect, if
-    NCCL's log says that peer access is missing); (2) over NV18 (18 NVLinks), at most half of NCCL's
+    seen: (1) SHM or NET between GPUs that NVLink, PIX or PXB joins (only `finding` if NCCL's
+    log says that peer access is missing); (2) over NV18 (18 NVLinks), at most half of NCCL's
     usual channels; (3) one large all-reduce below 40 % of the NVLink bandwidth
 
     Look for what forbids peer access: ACS, IOMMU, a container without /dev/shm.
@@ -313,7 +313,7 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
     much, but the driver does not say whose it is; or every GPU was busy longer than the timed steps
     explain, by more than {foreign_busy_share} plus the measuring error. The busy test is skipped
-    where the CPUs of several ranks limit the rate and the driver says whose memory grew
+    where several ranks are CPU-bound and the driver says which process's memory grew
 
     Stop the other programs on these GPUs and run again.
     """

@@ -84,8 +84,11 @@ def _unit_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-_ACCESS = "enabled, disabled: peer access; enabled_reads: enabled, the target GPU fetches"
-_CLOCKS = "gpu, cpu: whose clock times it"
+_ACCESS = (
+    "enabled, disabled: with, without peer access; enabled_reads: with it, and the target GPU reads"
+)
+_CLOCKS = "gpu, cpu: timed by the clock of the GPU or of the CPU"
+_DIAGONAL = "the diagonal of p2pBandwidthLatencyTest's matrix"
 # In the order in which they are shown.
 _TABLE = (
     _more(
@@ -105,9 +108,7 @@ _TABLE = (
         "images per second: high end of the 95 % interval for the next run",
         "images/s",
     ),
-    _plain(
-        "throughput/ci_runs", "repeated runs that the 95 % interval of the rate rests on", "runs"
-    ),
+    _plain("throughput/ci_runs", "repeated runs behind the 95 % interval of the rate", "runs"),
     _more(
         "throughput/images_per_second_per_gpu",
         "images per second per GPU",
@@ -224,8 +225,8 @@ _TABLE = (
         "exposed communication",
         column="exposed ms",
         signed=True,
-        formula="communication that compute does not hide: strategy/cost_ms − strategy/cost_ms on "
-        "one GPU, where nothing is sent",
+        formula="communication that compute does not hide: strategy/cost_ms of these GPUs − "
+        "that of one GPU, where nothing is sent",
     ),
     _more(
         "comm/hidden_share",
@@ -243,7 +244,7 @@ _TABLE = (
     _less("comm/pipelined_ms", "time per exchange when each begins before the previous one ends"),
     _more(
         "comm/pipelined_ratio",
-        "speed of overlapping exchanges ÷ the speed of the reference",
+        "speed of overlapping exchanges ÷ ideal speed",
         decimals=0,
         formula="comm/ideal_ms ÷ comm/pipelined_ms",
     ),
@@ -275,7 +276,7 @@ _TABLE = (
     _less(
         "gpu/busy_ms",
         "time per step in which the device is busy",
-        formula="time of a step whose work is all queued before the device starts it",
+        formula="measured as the time of a step that is fully queued before the device starts",
     ),
     _less(
         "gpu/idle_share",
@@ -342,7 +343,7 @@ _TABLE = (
         "mean number of updates between a pull and its push",
         "updates",
         decimals=2,
-        formula="updates by all workers in that time",
+        formula="updates by all workers count",
     ),
     _less("staleness/max", "highest number of updates between a pull and its push", "updates"),
     _plain("staleness/updates", "updates whose staleness was counted", "updates"),
@@ -410,7 +411,7 @@ _TABLE = (
         "collectives/fit_rms_error",
         "error of the α–β line",
         "%",
-        formula="RMS of the relative errors of all times on the line α + bytes ÷ β",
+        formula="RMS relative error of the line α + bytes ÷ β, over all times",
     ),
     _less("jacobi/seconds", "time of a solve by all GPUs together", formula="median of the solves"),
     _more(
@@ -466,8 +467,8 @@ _TABLE = (
     ),
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
-        "latency of a copy",
-        formula=f"of `latency_bytes` to another GPU; median of the pairs; {_CLOCKS}; {_ACCESS}",
+        "latency of a copy to another GPU",
+        formula=f"a copy of `latency_bytes`; median of the pairs; {_CLOCKS}; {_ACCESS}",
     ),
     _less(
         "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us",
@@ -477,18 +478,18 @@ _TABLE = (
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
         "rate of a copy inside GPU 0, as a baseline",
-        formula=f"made like a copy between two GPUs; bidirectional: two at once; {_ACCESS}",
+        formula=f"{_DIAGONAL}; bidirectional: two copies at once",
         first=True,
     ),
     _less(
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
         "latency of a copy inside GPU 0, as a baseline",
-        formula=f"{_CLOCKS}; {_ACCESS}",
+        formula=f"{_DIAGONAL}; {_CLOCKS}",
     ),
     _less(
         "p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share",
-        "spread of the repeats",
-        formula="(largest − smallest) ÷ median; the worst pair",
+        "spread of repeated measurements, worst pair",
+        formula="(largest − smallest) ÷ median",
     ),
     _more(
         "p2p/{matching|one_to_all|all_to_one}_gb_per_s",
@@ -514,18 +515,18 @@ _TABLE = (
     _more(
         "host_link/{one|all}_host_{copy|add}_gb_per_s",
         "copy or addition of arrays in host memory",
-        formula="one: each rank alone, the slowest; all: all ranks at once, in total",
+        formula="one: the slowest rank, each alone; all: all ranks at once, in total",
         first=True,
     ),
     _more(
         "host_link/{one|all}_{to_device|to_host}_gb_per_s",
         "rate of copies between host and GPU, pinned memory",
-        formula="one: each GPU alone, the slowest; all: all GPUs at once, in total",
+        formula="one: the slowest GPU, each alone; all: all GPUs at once, in total",
     ),
     _more(
         "host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s",
         "rate of copies between host and GPU, pageable memory",
-        formula="one: each GPU alone, the slowest; all: all GPUs at once, in total",
+        formula="one: the slowest GPU, each alone; all: all GPUs at once, in total",
     ),
 )
 

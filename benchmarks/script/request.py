@@ -83,7 +83,7 @@ def script_file(words: Sequence[str], folder: Path) -> Path | None:
         path = folder / program
         reason = f"neither a file in {folder} nor a program"
         if path.is_file():
-            reason = "is no Python script, and no program that may be run"
+            reason = "is neither a Python script nor an executable"
         raise Refused(f"benchmark.run={program}: {reason}; {EXPECTED}")
     if not Path(program).name.startswith("python"):
         return Path(found)

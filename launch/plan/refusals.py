@@ -245,8 +245,8 @@ def refuse_secrets(config: Config) -> None:
     for option, value in _texts("", options):
         if is_secret(option, value) or without_secrets(option) != option:
             raise Refused(
-                f"{option}: its name or a part of its value looks like a secret, and every record "
-                "would keep it; hand a secret to the ranks in an environment variable"
+                f"{option}: the option's name or a part of its value looks like a secret, and "
+                "every record would keep it; pass secrets to the ranks in environment variables"
             )
 
 
