@@ -46,7 +46,8 @@ _HOSTS = "write engine=ssh nodes=HOST1+HOST2; no master address is needed"
 _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size"), _GPUS),
-    **dict.fromkeys(("-g", "-np"), _GPUS),
+    "-g": _GPUS,
+    "-np": f"{_GPUS}; for several hosts, add engine=ssh nodes=HOST1+HOST2",
     **dict.fromkeys(
         ("hosts", "hostfile", "nnodes", "num_nodes", "node_rank", "master_addr", "master_port"),
         _HOSTS,
@@ -282,8 +283,8 @@ def _tune(text: str, overrides: Sequence[str]) -> str:
     if study not in studies:
         raise Refused(f"{text}: expected {' or '.join(studies).replace('tune_', '')}")
     for other in overrides:
-        if other.partition("=")[0] in ("ask", "repeats", "+experiment"):
-            raise Refused(f"{text} {other}: tune asks what runs, and how often; leave {other} out")
+        if other.partition("=")[0] in ("ask", "+experiment"):
+            raise Refused(f"{text} {other}: tune asks a question of its own; leave {other} out")
     return f"+experiment={study}"
 
 

@@ -27,7 +27,6 @@ REFUSED = [
     (["margin=much"], "margin=much: expected a share above 0% and below 100%"),
     (["budget=soon"], "budget=soon: expected a time, as in 90s, 10min or 1h"),
     (["budget=1s"], "budget=1s: expected "),
-    (["repeats=3"], "ask=fastest repeats=3"),
     (["noise_pairs=2"], "noise_pairs=2: a question chooses what runs again"),
     (["gpus=0,0+1"], "candidates run on 1 to 2 GPUs or workers; expected rate=per_gpu or"),
     (["ask=scales", "gpus=scale"], "candidates differ in more than their number of GPUs"),
@@ -56,6 +55,13 @@ def test_what_exchanges_nothing_is_no_candidate_beside_strategies(launch):
         code == 0
         and "ask=fastest: measures each of 2 candidates once" in out
         and "strategy=none is left out" in out
+    )
+
+
+def test_repeats_beside_a_question_are_said_to_be_unused(launch):
+    code, out, _ = launch(*TWO, "repeats=3", "dry_run=true")
+    assert code == 0 and "repeats=3 is not used: ask=fastest repeats each candidate" in " ".join(
+        out.split()
     )
 
 

@@ -43,6 +43,7 @@ EXPLAINED = {
     "of reference speed": "comm/ideal_ratio: speed of the exchange as a share of its reference",
     "foreign_cpu": "to do    Stop other programs",
     "stage/copy_ms": "stage/<name>_ms",
+    "strategy_cost_ms": "strategy/cost_ms: time that the strategy adds to a step",
     "one run": "repeats=",
 }
 

@@ -323,6 +323,10 @@ HEADLINES = {
         [each | {"validity": SUSPECT} for each in repeated(PAIR, 19_049, 1, scatter=0.1)],
         "at about 19,000 images/s (11,000 to 32,000).",
     ),
+    "one suspect repeat": (
+        [small(9, PAIR, 380, cell={"repeat": 3}, validity=SUSPECT), *repeated(PAIR, 380, 1)],
+        "Checks cast doubt on 1 of 4 runs of resnet50 (nccl_allreduce) on GPUs 0,1.",
+    ),
     "files of a model": (
         [small(2, PAIR, 190.0, cell=FILE), small(3, PAIR, 190.0, cell=CHANGED_FILE)],
         "train resnet50 (code e4f4e4f4) at",
@@ -529,7 +533,7 @@ def test_one_noise_floor_stands_on_the_page_with_the_runs_that_it_was_measured_f
     nccl, none = "nccl_allreduce on gpus 0,1 (3)", "none on gpus 0,1 (3)"
     assert [(row["strategy"], row["world_size"], row["source"]) for row in rows] == [
         ("cpu_staged", "2", "cpu_staged on gpus 2,3, suspect"),
-        ("nccl_allreduce", "1", f"{nccl} and {none}"),
+        ("nccl_allreduce", "1", f"{nccl}; {none}"),
         ("nccl_allreduce", "2", nccl),
         ("none", "2", none),
     ]

@@ -165,6 +165,7 @@ def test_events_without_a_usable_time_are_counted_and_left_out(tmp_path):
         ("record.json", "without a list `traceEvents`"),
         ("none.json", "without GPU kernels"),
         ("deep.json", "cut or damaged JSON"),
+        ("matrix.txt", "expected an SQLite export of nsys or the JSON of torch.profiler"),
         ("cut.json.gz", "cut or damaged gzip"),
         ("empty", "no trace in this folder"),
     ],
@@ -172,7 +173,8 @@ def test_events_without_a_usable_time_are_counted_and_left_out(tmp_path):
 def test_damage_and_foreign_json(two, refusal, name, says):
     (two / "cut.json").write_text((two / "a.json").read_text()[:-200])
     write(two / "none.json", [])
-    (two / "deep.json").write_text("[" * 100_000)
+    (two / "matrix.txt").write_text("[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]")
+    (two / "deep.json").write_text('{"a":' * 100_000)
     (two / "cut.json.gz").write_bytes((GLOO / "rank0.json.gz").read_bytes()[:4000])
     (two / "empty").mkdir()
     assert says in refusal("trace", two / name)

@@ -257,7 +257,8 @@ def explained(name: str, topics: Sequence[str] = ()) -> str:
     named = definitions()
     form = name
     if name not in named:
-        in_any_case = {entry.lower(): entry for entry in named}
+        in_any_case = {entry.replace("/", "_"): entry for entry in named}  # a column of cells()
+        in_any_case |= {entry.lower(): entry for entry in named}
         # Else one of several names of a form: stage/copy_ms.
         form = in_any_case.get(name.lower()) or entry_of(name).name
     if form not in named:

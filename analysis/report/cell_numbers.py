@@ -156,7 +156,8 @@ def first_number(record: Record, values: Mapping[str, float]) -> str:
     if name is None:
         return ""
     entry, kind = metrics.entry_of(name), of_metric(name)
-    text = f"{entry.title} {number(record.metrics[name], kind)}"
+    title = of_unit(entry.title, "GPU" if record.cell.device == "cuda" else "CPU worker")
+    text = f"{title} {number(record.metrics[name], kind)}"
     if entry.unit not in ("%", ""):
         text += f" {entry.unit}"
     ends = ends_of(name, values)

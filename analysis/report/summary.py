@@ -42,6 +42,7 @@ from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNO
 from analysis.study.names import (
     gpu_ids,
     gpu_list,
+    label,
     named_gpus,
     parts,
     run_name,
@@ -483,7 +484,9 @@ def doubt(study: Study, point: Point) -> str:
     doubtful = sum(record.validity.verdict == "suspect" for record in records)
     first = "Not reliable."
     if doubtful < len(records):
-        first = f"Checks cast doubt on {doubtful} of {count(len(records), 'run')}."
+        runs = next(runs for runs in study.runs if runs.record_ids == point.record_ids)
+        whose = f"{spoken(label(study, runs))} on {named_gpus(point.gpus)}"
+        first = f"Checks cast doubt on {doubtful} of {count(len(records), 'run')} of {whose}."
     line = " ".join([first, *reasons[:MOST_REASONS]])
     if len(reasons) > MOST_REASONS:
         line += f" And {count(len(reasons) - MOST_REASONS, 'more reason')}."

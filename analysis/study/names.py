@@ -167,6 +167,7 @@ def of_unit(words: str, unit: str) -> str:
     """Return words about GPUs as words about CPU workers, where `unit` is not `GPU` or `GPUs`."""
     if unit.startswith("GPU"):
         return words
+    words = words.replace("with peer access", "through shared memory")
     return _GPU.sub("CPU worker", words)
 
 

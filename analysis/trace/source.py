@@ -82,7 +82,7 @@ def _read(path: Path, names: Names, in_folder: bool) -> Trace | None:
                 return read_nsys(plain_export(path, Path(scratch)), path, names)
         if not head:
             raise UnreadableInput("an empty file")
-        if head.lstrip()[:1] not in (b"{", b"["):
+        if head.lstrip()[:1] != b"{":
             raise UnreadableInput("expected an SQLite export of nsys or the JSON of torch.profiler")
         text = read_text(path, LARGEST_JSON_BYTES)
         if in_folder and '"traceEvents"' not in text:

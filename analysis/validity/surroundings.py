@@ -400,7 +400,7 @@ def foreign_cpu(record: Record, limits: ValidityLimits) -> Judgement:
             return None
         phase = name.replace("exposed", "exposed-communication")
         return (
-            f"{100 * shares[name]:.0f} % of {samples['cores']} cores{host} in the {phase} phase, "
+            f"{100 * shares[name]:.1f} % of {samples['cores']} cores{host} in the {phase} phase, "
             f"allowed {100 * limits.foreign_cpu_limit:.0f} %"
         )
 

@@ -150,6 +150,11 @@ def plan(
             f"ask={question.kind}: measures each of {count(len(searched), 'candidate')} once, then "
             "repeats those that are undecided"
         )
+        if first.repeats > 1:
+            notices.append(
+                f"repeats={first.repeats} is not used: ask={question.kind} repeats each candidate "
+                "until it is decided"
+            )
         candidates = list(map(PlannedCell, searched))
         notices = list(dict.fromkeys(notices))
         return Plan(first, machine, candidates, notices, nsys, question, training)
@@ -188,16 +193,12 @@ def refuse_question(
     """Refuse a question that these candidates cannot answer; `folder` is the study's.
 
     Raises:
-        Refused: one candidate, repeats that are asked for too, numbers of GPUs that do not fit the
+        Refused: one candidate, pairs that are asked for too, numbers of GPUs that do not fit the
             question, or a budget that is too short for one run of each.
     """
     ask = f"ask={question.kind}"
-    typed = ""
-    if config.repeats > 1:
-        typed = f"repeats={config.repeats}"
-    elif config.noise_pairs not in ("auto", 0):
+    if config.noise_pairs not in ("auto", 0):
         typed = f"noise_pairs={config.noise_pairs}"
-    if typed:
         raise Refused(f"{ask} {typed}: a question chooses what runs again; leave {typed} out")
     if config.waterfall:
         raise Refused(f"{ask} waterfall=true: control runs are not candidates; leave one out")
