@@ -118,7 +118,7 @@ def test_the_gpus_of_all_hosts_are_in_the_order_of_the_ranks(tmp_path):
             "clocks_differ",
             "GPU b:0 1,200 MHz, GPU a:0 1,980 MHz",
         ),
-        ({}, 0.5, "foreign_cpu", "50 % of 4 cores on host b"),
+        ({}, 0.5, "foreign_cpu", "50.0 % of 4 cores on host b"),
     ],
 )
 def test_what_happens_on_one_host_is_told_with_its_name(tmp_path, said, others, code, words):
