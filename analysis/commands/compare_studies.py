@@ -65,7 +65,7 @@ NOT_IN_TURN = (
     "difference."
 )
 ONCE_MORE = (
-    "To even that out, run {study}'s command again, with {study}'s code and repeats={repeats}."
+    "To cancel such a drift, rerun {study}'s command on {study}'s code, with repeats={repeats}."
 )
 
 
@@ -243,7 +243,7 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
     for cell in cells[1:]:  # the headline has that of the first
         if cell.outcome(limit) == INCONCLUSIVE:
             reasons.setdefault(_reason(cell, limit), []).append(_on_gpus(names[cell.name]))
-    lines = [f"Inconclusive: {join_words(of_one, 3)}: {why}." for why, of_one in reasons.items()]
+    lines = [f"Inconclusive, {why}: {join_words(of_one, 3)}." for why, of_one in reasons.items()]
     parts += [*first_lines(lines, 3), *_environment(sides, result)]
     shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
     shown = shown or cells  # those without a difference only if all are

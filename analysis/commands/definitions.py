@@ -74,13 +74,14 @@ WORDS = {
     "ring": "a reference for the exchange time: one large NCCL message around all GPUs",
     "memory_copy": "a reference for the exchange time of CPU workers: a copy of its bytes",
     "host_link": "a reference for the exchange time: all GPUs copy to and from host memory at once",
-    "host_memory": "a reference for the exchange time: a server's copies and sums in host memory",
+    "host_memory": "a reference for the exchange time: a kvstore server's copies and sums in host "
+    "memory",
     "server_link": "a reference for the exchange time: all ranks copy to the server's GPU at once",
     "net_link": "a reference for the exchange time: one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
-    "not significant": "the runs do not show a difference; `detects` is the smallest that they "
-    "can find",
+    "not significant": "the runs show no difference; `detects` gives the smallest one that they "
+    "could have found",
     "n. s.": "not significant",
     "cannot tell": "too few repeats, or the configurations differ in more than one option",
     "detects": DETECTS,
@@ -100,7 +101,7 @@ COLUMNS = {
         "second member": "another subset with this pattern, to test that they perform alike",
     },
     "place and subsets": {
-        "all rings": "total bandwidth of NCCL's rings through the GPUs, in any GPU order. "
+        "all rings": "total bandwidth of NCCL's rings through the GPUs, whatever their order. "
         "“nominal”: by data sheets. “no NVLink ring”: over PCIe (“SYS”: and between sockets), "
         "speed unknown"
     },
@@ -120,12 +121,12 @@ COLUMNS = {
         "gap µs": "median pause of a GPU between two kernels or copies",
         "host step ms": "median time of a step on the host; its kernels may run later",
         "exposed ms/step": "exposed communication per step, on average",
-        "… in gaps": "the part of the time named before “in gaps” that lies in pauses of at most "
-        "10 µs between compute kernels",
+        "… in gaps": "the part of the column before it that lies in pauses of at most 10 µs "
+        "between compute kernels",
         "overlapped ms": "communication while a kernel computed",
         "transfer ms": "time of a collective after its last rank arrived",
         "ran on": "the GPUs on which a rank's kernels ran",
-        "compute ms": "the time in which kernels ran that are not of collectives",
+        "compute ms": "the time in which kernels other than collectives ran",
         "communication ms": "the time in which kernels of collectives ran, waiting included",
         "matched": "collectives that were found on every rank",
     },
@@ -133,7 +134,7 @@ COLUMNS = {
         "algbw": "bytes ÷ time; busbw is the resulting rate on each link",
         "#wrong": "values of the result that were wrong",
         "redop": "the reduction, such as sum",
-        "in place": "the result replaces the input; the columns left of it are out of place",
+        "in place": "the result replaces the input. The columns to the left are for out of place",
     },
     "predict": {
         "forecast ms": "the expected time; the line under it is its 90 % prediction interval",
@@ -234,7 +235,7 @@ def definitions() -> dict[str, Definition]:
         proof = path.evidence
         if "{" in proof:
             proof = re.sub(r"{\w+}", "…", proof)
-            proof = f"“{proof}” in Ringside's record of one step"
+            proof = f"“{proof}” in the profile of one step"
         asked_by = path.asked_by
         if isinstance(path, NcclPath) and path.values:
             asked_by += f"={path.values[0]}"

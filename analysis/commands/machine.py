@@ -196,7 +196,7 @@ def _run_place(arguments: argparse.Namespace) -> None:
         }
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
-            caption = "all rings: the total bandwidth of NCCL's rings, in any GPU order."
+            caption = "all rings: the total bandwidth of NCCL's rings, whatever the GPU order."
         if name == "worst_order":
             caption += " worst order: the GPU order whose single ring has the slowest links."
         rows.append(row)

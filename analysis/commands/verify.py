@@ -137,18 +137,17 @@ def _print(study: str, result: Verification, packed: str) -> None:
     if packed:
         lines.append(packed)
     summary = (
-        f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples; "
-        f"{result.values} values {'compared' if result.recomputed else 'checked without samples'}, "
-        f"{len(result.differences)} differ"
+        f"{result.recomputed} of {count(result.records, 'record')} recomputed from raw samples"
     )
+    if reasons:
+        summary += f", {reasons.total():,} could not be (see above)"
+    checked = "compared" if result.recomputed else "checked by other means"
+    summary += f"; {result.values} values {checked}, {len(result.differences)} differ"
     if study:
         summary = f"{study}: {summary}"
     if result.differences:
         summary += f", in {count(len({row.record for row in result.differences}), 'record')}"
     if damaged:
         summary += f"; {count(damaged, 'record')} damaged"
-    if reasons:
-        unchecked = count(reasons.total(), "record")
-        summary += f"; {unchecked} could not be checked against samples (see above)"
     for line in [*lines, summary]:
         print_text(escape(line))

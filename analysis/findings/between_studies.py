@@ -43,7 +43,7 @@ from conf.options import to_text
 CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"  # of a comparison with a limit
-NO_SCATTER = "too few repeats in {} to know the run-to-run variation; use repeats=3"
+NO_SCATTER = "too few repeats in {} to know the run-to-run variation (use repeats=3)"
 FEWEST_REPEATS = 3  # that alone give a cell a noise floor of its own
 MOST_REPEATS = 100  # that anybody would measure
 STUDIES = ("A", "B")

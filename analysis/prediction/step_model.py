@@ -394,8 +394,9 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     what, where = f"strategy={query.strategy}", "one GPU"
     why = f"the overhead of {what} was not measured"
     if exchange_of(query).gpu_servers:
-        place = "a GPU that trains" if query.shares_gpu else "a GPU of its own"
-        why, where = f"{why} with its server on {place}", "two GPUs or more"
+        place = "a GPU that trains" if query.shares_gpu else "a separate GPU"
+        why = f"the overhead of {what} with its server on {place} was not measured"
+        where = "two GPUs or more"
     why += f"; add a run of {what} on {where}"
     raise ValueError(of_unit(why, query.unit))
 

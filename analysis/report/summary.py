@@ -433,7 +433,7 @@ def between_hosts(study: Study, point: Point) -> str:
     if wires.share is not None and wires.share <= WIRE_MEASURED:
         verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
         share = number(min(1.0, wires.share), "share")
-        text += f": {share} of the network's bandwidth, which {verb} the exchange"
+        text += f" ({share} of its bandwidth); this network {verb} it"
     start = "A"
     if point.node_efficiency is not None:
         ratio = number(point.node_efficiency.value * hosts, "ratio")
@@ -510,7 +510,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             size = estimate(part.lost, "rate")
             cause = part.name
             if cause == OVERHEAD:
-                cause = "strategy overhead that one GPU alone has too"
+                cause = "strategy overhead, also present on one GPU"
             line += f". Largest confirmed cause: {cause}, {size} of these {number(lost, 'rate')}"
         elif has_intervals:
             line += "; no cause is significant"
@@ -527,7 +527,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if runs.floor(COST) is None:
             of_runs = f"95 % interval within one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        compared = "compared with steps in which the same runs skip the exchange"
+        compared = "compared with steps of the same runs without the exchange"
         parts.append(f"{size} of each {number(step_ms)} ms step, {compared}")
     if not parts:
         return ""

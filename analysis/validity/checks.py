@@ -93,9 +93,9 @@ OTHER_CODES = {
     ),
     "transport_unexpected": (
         "invalid or suspect",
-        "NCCL connected GPUs in a way that a setting forbids (invalid). With P2P_LEVEL: P2P was "
-        "allowed but not used (suspect), or it was used over a longer path than allowed (suspect; "
-        "invalid with LOC, NVL and NVB)",
+        "NCCL connected GPUs in a way that a setting forbids (invalid). With P2P_LEVEL: P2P took a "
+        "longer path than allowed (invalid with LOC, NVL and NVB, otherwise suspect), or P2P was "
+        "allowed and not used (suspect)",
         "Look at nccl/*.log of the run: another setting or a missing permission may override the "
         "setting.",
     ),

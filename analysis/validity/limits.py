@@ -97,9 +97,8 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> Judgement:
 
 @check("suspect", "the exchange cannot have been complete: {}")
 def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange was more than 1.2 times as fast as its reference, which moves the same bytes
-    at the rate of large plain collectives or copies: probably it was not complete when its time was
-    taken
+    """the exchange was more than 1.2 times as fast as its reference (the same bytes at the rate of
+    large plain collectives or copies): its timing probably ended before the exchange did
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     if ratio is not None:
@@ -118,8 +117,8 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
     "the exchange was faster than its reference: {} (the reference is simpler code and no limit)",
 )
 def reference_exceeded(record: Record, _: ValidityLimits) -> Judgement:
-    """the exchange was more than 1.05 times as fast as its reference, which moves the same bytes
-    at the rate of large plain collectives or copies. This can happen: these are not always faster
+    """the exchange was more than 1.05 times as fast as its reference (the same bytes at the rate of
+    large plain collectives or copies). This can happen: these are not always faster
     """
     ratio = record.metrics.get("comm/ideal_ratio")
     # above MOST_OF_REFERENCE it is faster_than_reference

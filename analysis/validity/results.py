@@ -541,8 +541,8 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> Judgement:
 @check("invalid", "two counts of the exchanged bytes differ: {}")
 def bytes_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     """three byte counts should be equal and are not: the size of the gradient, the bytes exchanged,
-    and the bytes behind the GB/s. Or the bytes that the strategy reports as sent differ from the
-    formula `sends` in its YAML
+    and the bytes from which GB/s was computed. Or the bytes that the strategy reports as sent
+    differ from the formula `sends` in its YAML
     """
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:

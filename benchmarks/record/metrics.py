@@ -254,7 +254,7 @@ _TABLE = (
         "bytes that each rank sends per image",
         "bytes",
         since=8,
-        formula="bytes that a rank sends in an exchange ÷ its images for each exchange",
+        formula="bytes that a rank sends in an exchange ÷ images that it processes per exchange",
     ),
     _less(
         "comm/error",
@@ -515,18 +515,21 @@ _TABLE = (
     _more(
         "host_link/{one|all}_host_{copy|add}_gb_per_s",
         "copy or addition of arrays in host memory",
-        formula="one: the slowest rank, each alone; all: all ranks at once, in total",
+        formula="one: the slowest of the ranks when each runs alone; all: all ranks at once, "
+        "in total",
         first=True,
     ),
     _more(
         "host_link/{one|all}_{to_device|to_host}_gb_per_s",
         "rate of copies between host and GPU, pinned memory",
-        formula="one: the slowest GPU, each alone; all: all GPUs at once, in total",
+        formula="one: the slowest of the GPUs when each runs alone; all: all GPUs at once, "
+        "in total",
     ),
     _more(
         "host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s",
         "rate of copies between host and GPU, pageable memory",
-        formula="one: the slowest GPU, each alone; all: all GPUs at once, in total",
+        formula="one: the slowest of the GPUs when each runs alone; all: all GPUs at once, "
+        "in total",
     ),
 )
 

@@ -326,8 +326,7 @@ def p2p(study: Study, findings: Findings) -> Section:
             rows.append(concurrent | shown)
     table = Table.of(
         "contention",
-        "Concurrent copies: GB/s in total, and the share of its solo rate that the slowest copy "
-        "keeps.",
+        "Simultaneous copies: total GB/s, and the slowest copy in % of its rate when run alone.",
         (
             Column("gpus", "GPUs"),
             Column("pattern", "pattern"),
@@ -371,8 +370,8 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         if total and share:
             patterns.append(f"{what} {total} GB/s ({share})")
     if patterns:
-        rates = "in total (and the slowest copy as a share of its rate alone)"
-        yield f"Copies at the same time, {rates}: {', '.join(patterns)}."
+        rates = "total rate (slowest copy in % of its rate when run alone)"
+        yield f"Simultaneous copies, {rates}: {', '.join(patterns)}."
 
 
 def jacobi(study: Study, findings: Findings) -> Section:
