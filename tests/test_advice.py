@@ -88,7 +88,7 @@ def test_an_interval_that_another_strategy_lent_says_no_order():
     ranked = advice_on(with_floor(open_study(SETTINGS), "none"), [(0, 3)], [{}, LOC])
     for cell in ranked:
         assert cell.low < cell.rate < cell.high and is_as_fast(cell, ranked[0]) is None
-        assert "the interval in the table is from none on 2 GPUs" in cell.why
+        assert "that in the table uses the variation of none on 2 GPUs" in cell.why
 
 
 def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):
@@ -161,11 +161,11 @@ def test_the_machine_that_is_asked_about_is_named_in_the_first_line(
     for command, machine in (
         (
             ["predict", fewer, most],
-            "other (4 × NVIDIA H200); of 2 machines in these studies it has the most runs of study ",
+            "other (4 × NVIDIA H200), the machine (of 2 in these studies) with the most runs of ",
         ),
         (
             ["predict", most, fewer],
-            "vm (4 × NVIDIA H200); of 2 machines in these studies it has the most runs of study ",
+            "vm (4 × NVIDIA H200), the machine (of 2 in these studies) with the most runs of ",
         ),
         (["advise", str(tmp_path / "fewer"), "--gpus", "0+1+2+3"], "other (4 × NVIDIA H200)."),
     ):

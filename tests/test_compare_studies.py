@@ -291,7 +291,7 @@ def test_studies_in_turn_are_told_from_one_after_the_other(order, tmp_path, caps
     folders = [study(tmp_path / name, of_study) for name, of_study in runs.items()]
     assert compared(capsys, *folders)[1]["in_turn"] is (ORDERS[order] is None)
     main(["compare", *map(str, folders)])
-    again = re.findall(r"with A's code and repeats=(\d+)", capsys.readouterr().out)
+    again = re.findall(r"A's command on A's code, with repeats=(\d+)", capsys.readouterr().out)
     assert list(map(int, again)) == list(filter(None, [ORDERS[order]]))
 
 

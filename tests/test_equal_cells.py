@@ -94,10 +94,7 @@ SURROUNDINGS = [
     ({"versions": VERSIONS | {"cuda": "12.8"}}, "CUDA (12.8, not 13.0)"),
     ({"gpu": {"driver": "590"}}, "driver (590, not 580)"),
     ({"host": "other"}, "machine (other, not vm)"),
-    (
-        {"planned_uuids": ["GPU-of-another-machine"]},
-        "(GPUs on vm with GPU-of-anoth, not GPUs on vm",
-    ),
+    ({"planned_uuids": ["GPU-of-another-machine"]}, "(GPUs on vm · GPU-of-anoth, not GPUs on vm"),
     (
         {"cpu": CPU | {"model": "AMD EPYC"}},
         "CPU (AMD EPYC, 64 cores, not Intel(R) Xeon(R) Processor, 64 cores)",

@@ -154,7 +154,7 @@ def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
     gpus = ("GPU-bee7a704", "GPU-709d8bee")
     machines = [f"resnet50 · eager · machine 2 × H200 on vm · {gpu}" for gpu in gpus]
     assert [*legend_names(machines, 24).values()] == [*gpus]
-    mixed = [*machines, "resnet50 · compile · machine 2 × H200 on vm with GPU-bee7a704"]
+    mixed = [*machines, "resnet50 · compile · machine 2 × H200 on vm · GPU-bee7a704"]
     names = legend_names(mixed, 24)
     assert len(set(names.values())) == 3 and names[mixed[2]].startswith("compile")
     alike = [f"a very long name that is the same up to here {number}" for number in (1, 2)]

@@ -40,6 +40,7 @@ from analysis.report.sections.comparisons_section import differences
 from analysis.study.draws import scaled
 from analysis.study.measured_numbers import FASTER, NO_DIFFERENCE, SLOWER, UNKNOWN
 from analysis.study.names import (
+    BETWEEN,
     gpu_ids,
     gpu_list,
     label,
@@ -231,7 +232,7 @@ def answer(study: Study, main: CurvePoint) -> str:
     if len({*_names(trained, "strategy")} - {WITHOUT}) > 1:
         subject += f" with strategy={point.key['strategy.name']}"
     if curve.details:
-        subject += f" ({', '.join(curve.details)})"
+        subject += f" ({', '.join(curve.details).replace(BETWEEN, ', ')})"
     devices = count(point.world_size, "GPU")
     subsets = {runs.gpus for runs in study.timed if runs.cell.world_size == point.world_size}
     if isinstance(point.gpus[0], str):

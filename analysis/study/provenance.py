@@ -216,7 +216,7 @@ class Machines:
                 machine.name = f"{machine.hardware} on {host}"
             gpu = first_gpu(machine.gpus)
             if kinds[host, machine.hardware] > 1 and gpu:
-                machine.name += f" with {gpu}"
+                machine.name += f" · {gpu}"
             names[machine.name] += 1
             if names[machine.name] > 1:  # no fact that a record keeps tells them apart
                 machine.name += f" ({names[machine.name]})"
@@ -225,7 +225,7 @@ class Machines:
         """Return `vm`, or `4 × H200 on vm` where another machine has the same host name.
 
         `a+b` where cells have hosts. Where another has the same hardware too, the first GPU tells
-        them apart: `4 × H200 on vm with GPU-2f2c1b07`.
+        them apart: `4 × H200 on vm · GPU-2f2c1b07`.
         """
         return self._of[id(record)].name
 
