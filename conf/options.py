@@ -4,7 +4,7 @@ other value."""
 import dataclasses
 import difflib
 import json
-import sys
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
                 break
         typed = AS_TYPED.get(str(value), value)
         raise Refused(f"{name}={typed}: expected {accepted(metadata)}{hint}")
-    low, high = -sys.float_info.max, sys.float_info.max  # neither NaN nor infinite
+    low, high = -math.inf, math.inf
     if least is not None:
         low = least
     if most is not None:
@@ -95,6 +95,8 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     is_list = metadata.get("several") and isinstance(value, list) and value
     for number in value if is_list else [value]:
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if is_number and not math.isfinite(number):
+            raise Refused(f"{name}={value}: not finite; expected {accepted(metadata)}")
         if not is_number or not low <= number <= high or (metadata.get("whole") and number % 1):
             raise Refused(f"{name}={value}: expected {accepted(metadata)}")
 

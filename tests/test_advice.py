@@ -161,11 +161,11 @@ def test_the_machine_that_is_asked_about_is_named_in_the_first_line(
     for command, machine in (
         (
             ["predict", fewer, most],
-            "other (4 × NVIDIA H200), the machine (of 2 in these studies) with the most runs of ",
+            "other (4 × NVIDIA H200): of the 2 machines in these studies, it has the most runs of ",
         ),
         (
             ["predict", most, fewer],
-            "vm (4 × NVIDIA H200), the machine (of 2 in these studies) with the most runs of ",
+            "vm (4 × NVIDIA H200): of the 2 machines in these studies, it has the most runs of ",
         ),
         (["advise", str(tmp_path / "fewer"), "--gpus", "0+1+2+3"], "other (4 × NVIDIA H200)."),
     ):

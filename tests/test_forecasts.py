@@ -237,7 +237,7 @@ def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
 REFUSED = {
     "no model": ("model", "none", "trains nothing"),
     "another model": ("model", "alexnet", "no run of the study that trains alexnet like this"),
-    "another strategy": ("strategy", {"name": "mine"}, "no forecast knows how it sends"),
+    "another strategy": ("strategy", {"name": "mine"}, "it is not known how mine sends"),
     "an unknown wire": ("nccl", {"NCCL_P2P_LEVEL": "LOC"}, "over host memory was measured"),
 }
 

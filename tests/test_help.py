@@ -52,7 +52,7 @@ TOPICS = {
     "batch_size": "per rank and step (weak scaling)",
     "gpus": "worst_order:4",
     "nodes": "the first 1, 2, 4, … hosts, and all",
-    "inconclusive": "INCONCLUSIVE (in analysis compare): these runs cannot show a slowdown of --limit",
+    "inconclusive": "INCONCLUSIVE (in python -m analysis compare): these runs cannot show a slowdown of --limit",
     "server_link": "all ranks copy to the server's GPU at once",
 }
 

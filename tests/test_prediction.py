@@ -501,7 +501,7 @@ def test_an_own_strategy_is_forecast_by_what_its_yaml_says_that_it_sends():
     alone = forecast(plain, ON_FOUR).step_ms
     assert forecast(mixed, ON_FOUR).step_ms == pytest.approx(alone, rel=1e-3)
     for sends in ("", "two_rings"):
-        with pytest.raises(ValueError, match="'own': no forecast knows how it sends gradients"):
+        with pytest.raises(ValueError, match="it is not known how own sends gradients: its YAML"):
             forecast(mixed, replace(own, sends=sends))
 
 

@@ -441,9 +441,9 @@ def test_the_figure_names_no_fastest_where_the_sentence_does_not_know_it(validit
 @pytest.mark.parametrize(
     ("repeats", "noise", "end"),
     [
-        (5, 0.0005, ". Largest confirmed cause: exposed communication, "),
+        (5, 0.0005, r"\. Largest confirmed cause: .* of these \d+ are exposed communication\.$"),
         (3, 0.02, "; no cause is significant"),
-        (1, 0.0005, " are lost."),
+        (1, 0.0005, r" are lost\."),
     ],
 )
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
@@ -451,7 +451,7 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats
     lines = sentences(simulated, findings_of(simulated), {})
     start = "Compared with 2 × the slowest GPU alone with strategy=none ("
     (line,) = [line for line in lines if line.startswith(start)]
-    assert end in line
+    assert re.search(end, line)
 
 
 LOSES = "10.0 % (9.4 to 10.6) of the rate, compared with runs with strategy=none; "

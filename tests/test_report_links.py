@@ -107,7 +107,7 @@ def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_
         "Jacobi on 2 GPUs: 0.510 (0.481 to 0.540) s, 1.96 (1.85 to 2.08) times as fast as one, "
         "efficiency 98.0 % (92.5 to 103.9).",
         "Copies between 2 GPUs (median of the pairs): copies that the driver stages: 38.0 GB/s one way, 17.0 µs for a small copy.",
-        "Simultaneous copies, total rate (slowest copy in % of its rate when run alone): each GPU in one pair 70.0 GB/s (90.0 %).",
+        "Simultaneous copies, total rate (slowest copy, in % of its rate alone): each GPU in one pair 70.0 GB/s (90.0 %).",
     ]
     foreign = of(6, "mine", [0, 1], {"mine/both_gb_per_s": 3.0, "mine/other": 1.0}, {})
     assert said(tmp_path / "input_files", [foreign]) == ["mine · gpus 0,1: both 3.00 GB/s."]

@@ -220,7 +220,7 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     assert said.startswith(
         "2 hosts train 1.65 times as fast as the slowest one alone. An exchange takes 30"
     )
-    assert "a's eth0 ↔ b's eth1" in said and "this network limits it" in said
+    assert "a's eth0 ↔ b's eth1" in said and "this network, which limits the exchange" in said
     assert "GPUs 0,1 of each host, a and b" in content.finding[0]
     assert any("(a+b)" in line for line in content.finding)
     tables = {one.name: list(csv.DictReader(io.StringIO(one.to_csv()))) for one in content.tables}

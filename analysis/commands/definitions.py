@@ -67,17 +67,17 @@ WORDS = {
     "of ideal": "in the waterfall: the remaining or the lost rate, as a share of the ideal rate",
     "exchange GB/s": "comm/busbw_gb_per_s of the gradient exchange",
     "fixed ms": "what an exchange costs at zero bytes: the intercept of the fitted line",
-    "residuals ms": "how far the points lie from the fitted line",
+    "residuals ms": "the distance of each measured time from the fitted line",
     "assumed_network": "the forecast rests on --net: no run measured the network",
     "reference": "the time to move an exchange's bytes at the rate of one large transfer on the "
     "same path, without waiting",
-    "ring": "a reference for the exchange time: one large NCCL message around all GPUs",
-    "memory_copy": "a reference for the exchange time of CPU workers: a copy of its bytes",
-    "host_link": "a reference for the exchange time: all GPUs copy to and from host memory at once",
-    "host_memory": "a reference for the exchange time: a kvstore server's copies and sums in host "
+    "ring": "the reference is measured with one large NCCL message around all GPUs",
+    "memory_copy": "the reference of CPU workers is measured with copies in host memory",
+    "host_link": "the reference is measured while all GPUs copy to and from host memory at once",
+    "host_memory": "the reference is measured with copies and sums of a kvstore server in host "
     "memory",
-    "server_link": "a reference for the exchange time: all ranks copy to the server's GPU at once",
-    "net_link": "a reference for the exchange time: one large message between hosts",
+    "server_link": "the reference is measured while all ranks copy to the server's GPU at once",
+    "net_link": "the reference is measured with one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
     "not significant": "the runs show no difference; `detects` gives the smallest one that they "
@@ -101,7 +101,7 @@ COLUMNS = {
         "second member": "another subset with this pattern, to test that they perform alike",
     },
     "place and subsets": {
-        "all rings": "total bandwidth of NCCL's rings through the GPUs, whatever their order. "
+        "all rings": "total bandwidth of NCCL's rings through the GPUs, the same for any order. "
         "“nominal”: by data sheets. “no NVLink ring”: over PCIe (“SYS”: and between sockets), "
         "speed unknown"
     },
@@ -226,7 +226,7 @@ def definitions() -> dict[str, Definition]:
     named = {name: Definition(name, meaning) for name, meaning in WORDS.items()}
     for command, columns in COLUMNS.items():
         for name, meaning in columns.items():
-            named[name] = Definition(name, meaning, where=f"in analysis {command}")
+            named[name] = Definition(name, meaning, where=f"in python -m analysis {command}")
     for entry in METRICS.values():
         named[entry.name] = Definition(entry.name, entry.title, entry.formula, entry.unit)
         if entry.column:
@@ -329,5 +329,5 @@ def reference() -> str:
     lines += [f"| {name} | {meaning} |" for name, meaning in WORDS.items()]
     for command, columns in COLUMNS.items():
         for name, meaning in columns.items():
-            lines.append(f"| {name} (in analysis {command}) | {meaning} |")
+            lines.append(f"| {name} (in `python -m analysis {command}`) | {meaning} |")
     return "\n".join(lines) + "\n"

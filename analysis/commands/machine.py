@@ -196,9 +196,9 @@ def _run_place(arguments: argparse.Namespace) -> None:
         }
         if ring.bandwidth:
             row["rings"] = ring.bandwidth.describe()
-            caption = "all rings: the total bandwidth of NCCL's rings, whatever the GPU order."
+            caption = "all rings: the total bandwidth of NCCL's rings, the same for any GPU order."
         if name == "worst_order":
-            caption += " worst order: the GPU order whose single ring has the slowest links."
+            caption += " worst order: the GPU order that gives one ring the slowest links."
         rows.append(row)
     print_table(Table.of("", caption, RINGS, rows))
     console().print(placement.reason)

@@ -485,7 +485,7 @@ def forecast_sentence(
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))
         words = f"{low} to {high} % efficiency; expected {best} ({rate})."
         if prediction.growth > 1:
-            words = f"{low} to {high} % efficiency; {best} ({rate}) if no rank lags."
+            words = f"{low} to {high} % efficiency; without a slow rank {best} ({rate})."
     return f"{devices_of(query)}: {words}"
 
 

@@ -84,7 +84,7 @@ def machine_line(study: Study, first: Study, machine: str) -> str:
         words += f" ({hardware(here[-1].records[0])})"
     machines = {runs.machine for runs in study.runs}
     if len(machines) > 1:
-        words += f", the machine (of {len(machines)} in these studies) with the most runs of "
+        words += f": of the {len(machines)} machines in these studies, it has the most runs of "
         words += f"study {first.name}"
     return f"{words}."
 

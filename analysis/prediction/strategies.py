@@ -127,13 +127,13 @@ def refuse_unknown(query: CellQuery) -> None:
     """Refuse a query whose gradients travel in a way that nothing says. Raises ValueError."""
     if query.strategy in GATHERING:
         raise ValueError(
-            f"strategy {query.strategy!r}: no forecast knows when forward and backward wait for "
+            f"forecasts do not model when forward and backward of {query.strategy} wait for "
             "gathered weights"
         )
     if exchange_of(query) is UNKNOWN:
         raise ValueError(
-            f"strategy {query.strategy!r}: no forecast knows how it sends gradients: its YAML does "
-            "not declare `sends: ring`"
+            f"it is not known how {query.strategy} sends gradients: its YAML does not declare "
+            "`sends: ring`"
         )
     hook = query.option("comm_hook")
     if hook in NO_FORECAST_HOOKS:

@@ -70,7 +70,7 @@ SAME_TIME = 0.05  # share by which exchanges may differ that take as long
 WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
 WIRE_MEASURED = 1.1  # above it the reference was slower than the wire, and says nothing of it
 COMPARE = (
-    "To compare it with another machine, version or date, "
+    "To compare this study with another machine, version or date, "
     "run python -m analysis compare THIS_STUDY OTHER_STUDY."
 )
 
@@ -434,7 +434,7 @@ def between_hosts(study: Study, point: Point) -> str:
     if wires.share is not None and wires.share <= WIRE_MEASURED:
         verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
         share = number(min(1.0, wires.share), "share")
-        text += f" ({share} of its bandwidth); this network {verb} it"
+        text += f": {share} of the bandwidth of this network, which {verb} the exchange"
     start = "A"
     if point.node_efficiency is not None:
         ratio = number(point.node_efficiency.value * hosts, "ratio")
@@ -511,8 +511,8 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
             size = estimate(part.lost, "rate")
             cause = part.name
             if cause == OVERHEAD:
-                cause = "strategy overhead, also present on one GPU"
-            line += f". Largest confirmed cause: {cause}, {size} of these {number(lost, 'rate')}"
+                cause = "strategy overhead that one GPU has too"
+            line += f". Largest confirmed cause: {size} of these {number(lost, 'rate')} are {cause}"
         elif has_intervals:
             line += "; no cause is significant"
         return f"{line}."

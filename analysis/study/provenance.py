@@ -213,7 +213,8 @@ class Machines:
         for machine in machines:
             host = machine.name
             if hosts[host] > 1:
-                machine.name = f"{machine.hardware} on {host}"
+                each = " each" if len(machine.sweeps) > 1 else ""
+                machine.name = f"{machine.hardware}{each} on {host}"
             gpu = first_gpu(machine.gpus)
             if kinds[host, machine.hardware] > 1 and gpu:
                 machine.name += f" · {gpu}"

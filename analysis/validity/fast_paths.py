@@ -197,7 +197,7 @@ FAST_PATHS: tuple[RankPath | NcclPath, ...] = (
              "{views} of {gradients} gradients lie in a bucket"),
     RankPath("half-precision hook", "comm_hook", lambda f: _half(f) and f["ranks"] > 1,
              lambda f: _mostly(f["reduced"], _half(f)), "bytes reduced: {reduced}"),
-    RankPath("accumulation", "several passes per update",
+    RankPath("accumulation", "more than one pass per update (accumulate=2)",
              lambda f: f["passes"] > 1 and f["ranks"] > 1,
              lambda f: f["reduced_elements"] < REPEATED * f["elements"],
              "{passes} passes, {reduced_elements} elements reduced, the gradient has {elements}",

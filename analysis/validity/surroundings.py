@@ -164,9 +164,9 @@ def _slow_ring(record: Record, link_class: str) -> Judgement:
 @check("suspect", "the clocks of the GPUs differ: {}")
 def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
     """SM clocks differ. Suspect: two GPUs of the run differ by more than {clock_spread_limit}
-    (twice that at the power cap), or one GPU falls as far below its own highest clock and the
-    driver gives no reason. A finding: they differ by more than {clock_change_limit} from those of
-    the run on one GPU
+    (twice that at the power cap), or one GPU drops by that much from its own highest clock and the
+    driver gives no reason. Only a finding: clocks differ by more than {clock_change_limit} from
+    those of the run on one GPU
 
     Set equal clocks with nvidia-smi -lgc, or compare rates at equal clocks.
     """

@@ -478,13 +478,13 @@ _TABLE = (
     _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
         "rate of a copy inside GPU 0, as a baseline",
-        formula=f"{_DIAGONAL}; bidirectional: two copies at once",
+        formula=f"{_DIAGONAL}; bidirectional: two copies at once; {_ACCESS}",
         first=True,
     ),
     _less(
         "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
         "latency of a copy inside GPU 0, as a baseline",
-        formula=f"{_DIAGONAL}; {_CLOCKS}",
+        formula=f"{_DIAGONAL}; {_CLOCKS}; {_ACCESS}",
     ),
     _less(
         "p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share",

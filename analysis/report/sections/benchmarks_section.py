@@ -326,7 +326,7 @@ def p2p(study: Study, findings: Findings) -> Section:
             rows.append(concurrent | shown)
     table = Table.of(
         "contention",
-        "Simultaneous copies: total GB/s, and the slowest copy in % of its rate when run alone.",
+        "Simultaneous copies: total GB/s, and the slowest copy in % of its rate alone.",
         (
             Column("gpus", "GPUs"),
             Column("pattern", "pattern"),
@@ -370,7 +370,7 @@ def _p2p_sentences(study: Study) -> Iterator[str]:
         if total and share:
             patterns.append(f"{what} {total} GB/s ({share})")
     if patterns:
-        rates = "total rate (slowest copy in % of its rate when run alone)"
+        rates = "total rate (slowest copy, in % of its rate alone)"
         yield f"Simultaneous copies, {rates}: {', '.join(patterns)}."
 
 

@@ -171,7 +171,7 @@ def _panel(
                 shares.append(DrawnPoint(point.world_size, point.efficiency, point.suspect))
                 mark = getattr(point.efficiency.value, "mark", "")
                 if mark:
-                    marks[mark] = f" ‘{mark}’: the other GPUs were not measured alone."
+                    marks[mark] = f" ‘{mark}’: no other GPU was measured alone."
             if point.baseline is not None:
                 alone[point.world_size] = point.baseline.value
         ideal = []
