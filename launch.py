@@ -19,7 +19,14 @@ if __name__ == "__main__":
     if sigint_handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import hydra
+try:
+    import hydra
+except ModuleNotFoundError:
+    message = (
+        "launch.py: this Python has no Hydra; activate the environment of README's first command"
+    )
+    print(message, file=sys.stderr)
+    sys.exit(2)
 import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException

@@ -46,7 +46,7 @@ _HOSTS = "write engine=ssh nodes=HOST1+HOST2; no master address is needed"
 _TIMED = "write benchmark.max_iterations=N, or benchmark.max_seconds=SECONDS"
 OTHERS_WORDS = {
     **dict.fromkeys(("nproc_per_node", "nproc", "num_gpus", "ngpus", "world_size"), _GPUS),
-    "-g": _GPUS,
+    **dict.fromkeys(("-g", "--gpus"), _GPUS),
     "-np": f"{_GPUS}; for several hosts, add engine=ssh nodes=HOST1+HOST2",
     **dict.fromkeys(
         ("hosts", "hostfile", "nnodes", "num_nodes", "node_rank", "master_addr", "master_port"),

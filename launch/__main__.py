@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         add = commands.add_parser(name, help=text, description=text).add_argument
         if name == "observe":
-            add("run", metavar="COMMAND", nargs="+", help="after `--`")
+            add("run", metavar="COMMAND", nargs="*", help="after `--`")
             add("--output-dir", type=Path, default="outputs", help="(default: outputs)")
             add("--uri", help="also write a run to MLflow, at this tracking URI")
             continue

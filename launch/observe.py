@@ -60,8 +60,13 @@ def observe(command: Sequence[str], output_dir: Path, uri: str | None = None) ->
 
     With a tracking URI it is also a run of MLflow's.
 
-    Raises Refused: there is no such command; TrackingUnavailable.
+    Raises Refused: no command, or there is no such one; TrackingUnavailable.
     """
+    if not command:
+        raise Refused(
+            "COMMAND is missing; expected it behind --, as in "
+            "python -m launch observe -- torchrun --nproc_per_node=2 train.py"
+        )
     if shutil.which(command[0]) is None:
         program = f"python {command[0]}" if command[0].endswith(".py") else "a program"
         raise Refused(f"COMMAND={command[0]}: it is not found; expected {program}")

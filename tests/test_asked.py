@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 from build import ROOT, make_cell, run_of
 
+from analysis.findings.examine import findings_of
+from analysis.report.build import report_of
+from analysis.report.sections.question_section import question
 from analysis.study.asked import (
     MOST_RUNS,
     Asked,
@@ -17,6 +21,7 @@ from analysis.study.asked import (
 )
 from analysis.study.noise_floor import Scatter
 from analysis.study.race import OPEN
+from analysis.study.study import open_study
 from benchmarks.record import Failure, Validity, read_study
 from conf.question import DIFFERS, FASTEST, GAINS, SCALES, Question
 
@@ -196,6 +201,28 @@ def test_eight_strategies_of_two_gpus_are_ranked_by_half_of_their_runs():
     done = replay(asked, records)
     assert (len(records), sum(map(len, done.records))) == (25, 13) and is_answered(done)
     assert answer(asked, done)[0] == "Fastest: none."
+
+
+def test_a_fuller_comparison_by_another_sweep_is_the_answer(tmp_path):
+    """Five runs of each were measured in one more sweep, where the question stopped at 13."""
+    folder = shutil.copytree(ROOT / "tests" / "data" / "h200_x2" / "strategies", tmp_path / "s")
+    records, _ = read_study(folder)
+    cells = {}
+    for record in records:
+        cell = dataclasses.replace(record.cell, repeat=0)
+        cells.setdefault(cell.key, cell)
+    own = {record.sweep_id for record in records}
+    for sweep_ids, headlines in (({"2" * 32}, False), (own, True)):
+        lines = []
+        for sweep_id in sweep_ids:
+            asked = Asked.of(Question(FASTEST, 0.01), sweep_id, [*cells.values()], {})
+            line = {"kind": "question", "time": 1.0, **dataclasses.asdict(asked)}
+            lines.append(json.dumps(line) + "\n")
+        (folder / "journal.jsonl").write_text("".join(lines))
+        study = open_study(folder)
+        findings = findings_of(study)
+        assert (question(study, findings) is not None) == headlines
+        assert report_of(study, findings).finding[0].startswith("Fastest: none.") == headlines
 
 
 def test_a_question_is_read_from_the_journal_and_a_damaged_one_asks_nothing(tmp_path):

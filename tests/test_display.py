@@ -249,12 +249,16 @@ def test_a_wide_interval_has_both_ends(low, high, text):
     assert margin(values).replace(THIN, " ") == text
 
 
-def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first():
+def test_a_command_is_copied_whole_and_runs_in_doubt_are_measured_again_first(monkeypatch):
     measured, _ = read_study(DATA.parent / "h200_x2" / "strategies")
     command = f"python launch.py -m {20 * 'gpus=all '}waterfall=true"
     finding = ["The answer.", f"To see what costs speed: {command}"]
     lines = closing(measured, 60, finding)
     assert lines[lines.index("To see what costs speed:") + 1] == f"  {command}"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("sys.argv", ["../its checkout/launch.py"])
+        started = command.replace("launch.py", "'../its checkout/launch.py'")
+        assert f"  {started}" in closing(measured, 60, finding)
     others, own = (
         "stop other programs",
         "remove the cause (python -m analysis explain replicas_differ",

@@ -132,6 +132,12 @@ def test_right_requests_are_planned_in_any_order_of_arguments(planned):
         assert len(several) == 2 and all(name.endswith(" · staging=sharded") for name in several)
 
 
+def test_a_python_without_the_packages_is_named_in_one_sentence():
+    done = subprocess.run([sys.executable, "-S", "launch.py"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert b"this Python has no Hydra; activate the environment" in done.stderr
+
+
 def test_help_reads_well_and_every_example_of_it_is_a_right_request(launch, planned):
     code, out, err = launch("--help")
     assert (code, err) == (0, "")

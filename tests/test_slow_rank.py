@@ -296,5 +296,7 @@ def test_observe_has_collectives_timed_but_where_the_user_says_otherwise(tmp_pat
 
 
 def test_observe_refuses_what_is_no_program(capsys):
+    assert main(["observe"]) == 2
+    assert "COMMAND is missing; expected it behind --, as in python -m" in capsys.readouterr().err
     assert main(["observe", "--", "no-such-program"]) == 2
     assert "expected a program" in capsys.readouterr().err

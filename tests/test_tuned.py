@@ -28,7 +28,10 @@ TOPOLOGY = f"topology={Path(__file__).parent}/data/topo_h200_x4.txt"
 REFUSED = [
     (["tune=speed"], "tune=speed: expected buckets or nccl"),
     (["tune=buckets", "ask=fastest"], "tune=buckets ask=fastest: tune asks a question of its own"),
-    (["tune=buckets", "gpus=0"], "gpus=0: a GPU or worker alone exchanges nothing"),
+    (
+        ["tune=buckets", "gpus=0"],
+        "gpus=0: ask=gains and tune= need two or more GPUs or workers, as in gpus=0,1; one alone",
+    ),
     (["tune=buckets", "strategy=none"], "unknown option of strategy=none"),
     (
         ["tune=nccl", "strategy=none,nccl_allreduce", TOPOLOGY],

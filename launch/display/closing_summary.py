@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -145,6 +146,8 @@ def print_summary(
             continue  # `doubts` said it; these runs are measured, or measured again, before others
         _print_indented(console, sentence.replace(THIN, " "), "dim" if is_doubtful else "")
         if command:
+            if sys.argv[0].endswith("/launch.py"):  # it was started from another folder
+                command = command.replace("launch.py", quote(sys.argv[0]), 1)
             console.print(f"  {command}", markup=False, soft_wrap=True)
     lines = [*where, f"records  {study.folder}"]
     if unfinished:

@@ -206,8 +206,8 @@ def refuse_question(
     exchanges = first.strategy != last.strategy or not first.trains
     if question.kind == GAINS and first.world_size < 2 and exchanges:
         raise Refused(
-            f"{ask} gpus={','.join(config.gpus)}: a GPU or worker alone exchanges nothing; "
-            "expected two or more, as in gpus=0,1"
+            f"gpus={','.join(config.gpus)}: {ask} and tune= need two or more GPUs or workers, as "
+            "in gpus=0,1; one alone exchanges nothing"
         )
     if question.kind == GAINS and first.device == "cpu" and not first.trains:
         raise Refused(

@@ -1,5 +1,8 @@
 """What a sweep was asked (ask=), its answer, and how the intervals shrank until it was there."""
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from analysis.findings.examine import Findings
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, DrawnPoint, curves_figure
 from analysis.report.figure import Figure, colours
@@ -16,11 +19,15 @@ MOST_DRAWN = len(MARKERS)
 
 
 def question(study: Study, findings: Findings) -> Section | None:
-    """Return the section of the last question of a study; None: nothing was asked."""
-    questions = list(questions_of(study.folder).values()) if study.folder else []
+    """Return the section of the last question of a study; None: nothing was asked, or other sweeps
+    measured its candidates more often, and their comparison is the better answer."""
+    questions = questions_of(study.folder) if study.folder else {}
     if not questions:
         return None
-    asked, race = questions[-1], replay(questions[-1], study.records)
+    asked = list(questions.values())[-1]
+    race = replay(asked, study.records)
+    if _measured_elsewhere(asked, race, study, questions):
+        return None
     figure = _shrinking(asked, race) if race.last else None
     tables = [standings_table(asked, race), sizes_table(asked, race)]
     return Section(
@@ -30,6 +37,18 @@ def question(study: Study, findings: Findings) -> Section | None:
         (figure,) if figure else (),
         tuple(filter(None, tables)),
     )
+
+
+def _measured_elsewhere(
+    asked: Asked, race: RaceState, study: Study, sweeps: Collection[str]
+) -> bool:
+    used = {record.record_id for record in race.runs}
+    for record in study.usable:
+        if record.record_id in used or record.sweep_id in sweeps or record.drift:
+            continue
+        if replace(record.cell, repeat=0).key in asked.keys:
+            return True
+    return False
 
 
 def _shrinking(asked: Asked, race: RaceState) -> Figure | None:
