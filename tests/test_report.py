@@ -488,7 +488,7 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, rounds
     expected = ""
     if start is not None:
         cost = "0.673 ms (95 % interval within one run: 0.600 to 0.700) of each 54.8 ms step, "
-        cost += "compared with steps of the same runs without the exchange."
+        cost += "compared with exchange-free steps of the same runs."
         expected = f"Overhead of nccl_allreduce: {start}{cost}"
     assert plain(loss(known, findings, main_point(known, findings))) == expected
 

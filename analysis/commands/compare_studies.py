@@ -65,7 +65,8 @@ NOT_IN_TURN = (
     "difference."
 )
 ONCE_MORE = (
-    "To cancel such a drift, rerun {study}'s command on {study}'s code, with repeats={repeats}."
+    "To cancel such a drift, measure {study} once more: {study}'s command on {study}'s code, with "
+    "repeats={repeats}."
 )
 
 

@@ -57,7 +57,7 @@ WORDS = {
     "batch": "images or samples per rank and step",
     "exchange_alone": "method of a strategy's Python class that exchanges gradients, without "
     "forward and backward; where it is missing, exposed communication is unknown (trainers/OWN.md)",
-    "overhead": "time that a strategy adds to a step, on one GPU or more: strategy/cost_ms",
+    "overhead": "time that a strategy adds to a step, on one or more GPUs (strategy/cost_ms)",
     "straggler": "the rank that came last, for which the others waited",
     "overhead ms": "what a strategy adds to a step: strategy/cost_ms",
     "speed-up": "the rate ÷ the rate of the slowest of these GPUs alone",

@@ -228,7 +228,7 @@ def _device_step(query: CellQuery, usable: Mapping[int, Sequence[MeasuredCell]])
     share = query.batch_size / sizes[0]
     if len(steps) == 1:
         step = steps[0] * share * scaled_normal(1.0, OF_BATCH, "batch")
-        why = f"only batch {sizes[0]} was measured; step time is scaled in proportion"
+        why = f"only batch {sizes[0]} was measured; step time is scaled by the batch size"
         return step, why
     slope = (steps[1] - steps[0]) / (sizes[1] - sizes[0])
     line = steps[0] + slope * (query.batch_size - sizes[0])

@@ -528,7 +528,7 @@ def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
         if runs.floor(COST) is None:
             of_runs = f"95 % interval within one run: {interval(cost_ms)}"
             size = f"{central(cost_ms)} ms ({of_runs})"
-        compared = "compared with steps of the same runs without the exchange"
+        compared = "compared with exchange-free steps of the same runs"
         parts.append(f"{size} of each {number(step_ms)} ms step, {compared}")
     if not parts:
         return ""

@@ -313,7 +313,7 @@ def foreign_load_timed(record: Record, limits: ValidityLimits) -> Judgement:
     memory that is not the run's grew by more than {foreign_growth_gib}. Suspect: memory grew by as
     much, but the driver does not say whose it is; or every GPU was busy longer than the timed steps
     explain, by more than {foreign_busy_share} plus the measuring error. The busy test is skipped
-    where several ranks are CPU-bound and the driver says which process's memory grew
+    where several ranks are CPU-bound and the driver reports the memory of each process
 
     Stop the other programs on these GPUs and run again.
     """

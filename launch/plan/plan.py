@@ -398,8 +398,8 @@ def _about_cells(
     has_waterfall = any(config.waterfall for config in configs)
     if has_waterfall and not any(map(control_cells, cells)):
         yield (
-            "waterfall=true has no effect here; it needs benchmark=throughput on two or more GPUs, "
-            "or CPU workers, that exchange gradients"
+            "waterfall=true has no effect here; it needs benchmark=throughput, and at least two "
+            "GPUs or two CPU workers that exchange gradients"
         )
     # For CPU workers another notice says it.
     if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):
