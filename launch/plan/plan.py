@@ -153,7 +153,7 @@ def plan(
         if first.repeats > 1:
             notices.append(
                 f"repeats={first.repeats} is not used: ask={question.kind} repeats each candidate "
-                "until it is decided"
+                f"until it is decided; for {first.repeats} runs of each, leave ask= out"
             )
         candidates = list(map(PlannedCell, searched))
         notices = list(dict.fromkeys(notices))
