@@ -649,6 +649,13 @@ def test_a_check_that_cannot_run_is_unchecked_with_a_reason_and_never_passed(cod
     assert {"foreign_load", "throttled"} <= set(found.unchecked)
 
 
+@pytest.mark.parametrize(("error", "is_sum"), [(1.0, True), (0.7, False), (3.0, False)])
+def test_the_error_of_a_sum_over_two_ranks_is_named(error, is_sum):
+    found = judge(changed(put("checks", gradient_error=error)), LIMITS)
+    sentence = "(the error of a sum that is not divided by 2, the number of ranks)"
+    assert (sentence in found.codes["gradient_not_mean"]) == is_sum
+
+
 def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check():
     def exchanged(record):
         trained = record.checks["trained_bytes"]

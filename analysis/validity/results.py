@@ -157,7 +157,11 @@ def gradient_not_mean(record: Record, _: ValidityLimits) -> Judgement:
         return _not_compared(record)
     error, tolerance = facts["gradient_error"], facts["gradient_tolerance"]
     if not error <= tolerance:  # also NaN
-        return ERRORS.format(value=error, allowed=tolerance)
+        reason = ERRORS.format(value=error, allowed=tolerance)
+        ranks = record.cell.world_size
+        if abs(error - (ranks - 1)) <= tolerance:
+            reason += f" (the error of a sum that is not divided by {ranks}, the number of ranks)"
+        return reason
     worst = facts.get("gradient_worst")
     if worst is not None and not worst["error"] <= worst["tolerance"]:
         return ERRORS_OF_ARRAY.format(**worst)
