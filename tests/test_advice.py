@@ -88,7 +88,7 @@ def test_an_interval_that_another_strategy_lent_says_no_order():
     ranked = advice_on(with_floor(open_study(SETTINGS), "none"), [(0, 3)], [{}, LOC])
     for cell in ranked:
         assert cell.low < cell.rate < cell.high and is_as_fast(cell, ranked[0]) is None
-        assert "that in the table uses the variation of none on 2 GPUs" in cell.why
+        assert "its interval in the table uses the variation of none on 2 GPUs" in cell.why
 
 
 def test_without_a_noise_floor_nothing_is_said_of_which_cell_is_best(capsys):

@@ -175,7 +175,7 @@ def _by_runs(
         runs += len(cell.record_ids)
         rates.append(cell.rate.value)
         if cell.lent_by and not why:
-            why = "too few repeats for its own interval; that in the table uses the variation of "
+            why = "too few repeats of it: its interval in the table uses the variation of "
             why += cell.lent_by
         if cell.rate.low is not None and cell.rate.high is not None:
             ends += [cell.rate.low, cell.rate.high]

@@ -31,7 +31,7 @@ WORDS = {
     "one run": "shown instead of ± where run-to-run variation is unknown; repeats=3 measures it",
     "configuration": "model, strategy, GPUs and settings; a run is one measurement of it",
     "step ms": "the time of a training step: its images on all ranks ÷ images/s",
-    "GPUs": "a run's GPU ids, in rank order; in a table of subsets, their number",
+    "GPUs": "a run's GPU ids, in rank order; in a table of subsets, how many GPUs",
     "NCCL": "the NCCL settings that were asked for; `–` is NCCL's default",
     "state": "finished, failed, interrupted, not started, or done before (by an earlier command)",
     "validity": "valid, suspect or invalid, with the codes of the checks that say so",

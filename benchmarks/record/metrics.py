@@ -84,9 +84,7 @@ def _unit_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-_ACCESS = (
-    "enabled, disabled: with, without peer access; enabled_reads: with it, and the target GPU reads"
-)
+_ACCESS = "enabled, disabled: peer access on, off; enabled_reads: on, and the target GPU reads"
 _CLOCKS = "gpu, cpu: timed by the clock of the GPU or of the CPU"
 _DIAGONAL = "the diagonal of p2pBandwidthLatencyTest's matrix"
 # In the order in which they are shown.
