@@ -65,7 +65,7 @@ NOT_IN_TURN = (
     "difference."
 )
 ONCE_MORE = (
-    "To cancel such a drift, measure {study} once more: {study}'s command on {study}'s code, with "
+    "To cancel such a drift, measure {study} again: {study}'s command on {study}'s code, with "
     "repeats={repeats}."
 )
 

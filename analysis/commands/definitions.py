@@ -71,13 +71,15 @@ WORDS = {
     "assumed_network": "the forecast rests on --net: no run measured the network",
     "reference": "the time to move an exchange's bytes at the rate of one large transfer on the "
     "same path, without waiting",
-    "ring": "the reference is measured with one large NCCL message around all GPUs",
-    "memory_copy": "the reference of CPU workers is measured with copies in host memory",
-    "host_link": "the reference is measured while all GPUs copy to and from host memory at once",
-    "host_memory": "the reference is measured with copies and sums of a kvstore server in host "
-    "memory",
-    "server_link": "the reference is measured while all ranks copy to the server's GPU at once",
-    "net_link": "the reference is measured with one large message between hosts",
+    "ring": "the reference rate is measured with one large NCCL message around all GPUs",
+    "memory_copy": "the reference rate of CPU workers is measured with copies in host memory",
+    "host_link": "the reference rate is measured while all GPUs copy to and from host memory "
+    "at once",
+    "host_memory": "the reference rate is measured with copies and sums of a kvstore server in "
+    "host memory",
+    "server_link": "the reference rate is measured while all ranks copy to the server's GPU at "
+    "once",
+    "net_link": "the reference rate is measured with one large message between hosts",
     "fastest": "the highest rate of the configurations with enough repeats",
     "tied": "no significant difference from the fastest",
     "not significant": "the runs show no difference; `detects` gives the smallest one that they "
@@ -98,7 +100,7 @@ COLUMNS = {
         "links": "how many pairs of GPUs have each link class",
         "members": "how many subsets have this pattern of links",
         "representative": "one of the subsets with this pattern of links; measuring it is enough",
-        "second member": "another subset with this pattern, to test that they perform alike",
+        "second member": "another subset with the same links, to test that both perform alike",
     },
     "place and subsets": {
         "all rings": "total bandwidth of NCCL's rings through the GPUs, the same for any order. "
@@ -163,7 +165,7 @@ COLUMNS = {
 # {fast path: what it is}
 PATHS = {
     "P2P setting": "the largest distance at which GPUs copy straight to each other",
-    "SHM setting": "GPUs exchange through shared host memory where they cannot directly",
+    "SHM setting": "GPUs without a direct path exchange through shared host memory",
     "algorithm, protocol": "NCCL's algorithm (Ring, Tree, …) and protocol (LL, LL128, Simple)",
     "channels": "the number of parallel channels of a NCCL collective",
     "GDR": "GPUDirect RDMA: the network card reads and writes GPU memory itself",
@@ -239,7 +241,7 @@ def definitions() -> dict[str, Definition]:
         asked_by = path.asked_by
         if isinstance(path, NcclPath) and path.values:
             asked_by += f"={path.values[0]}"
-        meaning = f"{PATHS[path.name]}. Requested by {asked_by}. Proof that it was used: {proof}"
+        meaning = f"{PATHS[path.name]}. Set by {asked_by}. Proof that it was used: {proof}"
         named[path.name] = Definition(path.name, meaning)
     for code, (verdict, meaning, remedy) in OTHER_CODES.items():
         named[code] = Definition(code, meaning, verdict=verdict, remedy=remedy)
