@@ -85,7 +85,7 @@ def test_the_first_word_is_the_outcome_and_a_limit_below_what_runs_show_is_statu
     """The whole table is in tests/golden/shown.txt."""
     assert main(["compare", f"before={FIRST}", f"after={AGAIN}", "--limit", limit]) == status
     out = capsys.readouterr().out.replace("\u00a0", " ")
-    assert out.startswith(headline) and f"A  before  ({FIRST}, 6 configurations)" in out
+    assert out.startswith(headline) and f"A: before  ({FIRST}, 6 configurations)" in out
     assert "Environment and code: identical." in out
 
 
@@ -220,7 +220,7 @@ def test_cells_that_ran_too_seldom_cannot_be_told(capsys):
         assert main([*arguments, *more]) == status
         told = capsys.readouterr()
         assert told.out.startswith("INCONCLUSIVE ") and told.err == ""
-        assert "6 configurations: 6 inconclusive." in told.out
+        assert "6 common configurations: 6 inconclusive." in told.out
         assert "too few repeats in A and B to know the run-to-run variation" in told.out
     assert main(["compare", str(FIRST), str(AGAIN), "--strict"]) == 0
 

@@ -239,7 +239,7 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
     outcomes = Counter(cell.outcome(limit) for cell in cells)
     numbers = [f"{outcomes[outcome]:,} {WORDS[outcome]}" for outcome in WORDS if outcomes[outcome]]
     if len(cells) > 1:
-        parts.append(f"{count(len(cells), 'configuration')}: {', '.join(numbers)}.")
+        parts.append(f"{count(len(cells), 'common configuration')}: {', '.join(numbers)}.")
     reasons: dict[str, list[str]] = {}
     for cell in cells[1:]:  # the headline has that of the first
         if cell.outcome(limit) == INCONCLUSIVE:
@@ -271,7 +271,7 @@ def _environment(sides: Sides, result: Differences) -> Iterator[str | Table]:
         for study in side:
             letters.append(letter)
             number_of = count(len(study.study.runs), "configuration")
-            yield f"{letter}  {study.name}  ({study.folder}, {number_of})"
+            yield f"{letter}: {study.name}  ({study.folder}, {number_of})"
     rest = _apart(sides, result)
     changed = [name for name in rest if name.startswith(CODE)]
     for name in changed:

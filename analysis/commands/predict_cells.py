@@ -478,8 +478,8 @@ def forecast_sentence(
     elif measured is not None and share is not None:
         images = prediction.images_per_second * share / prediction.efficiency
         words = (
-            f"at most the {number(share, 'share')} efficiency measured on "
-            f"{devices_of(measured[0])} ({rounded(images, error * images)} images/s)."
+            f"at most {rounded(images, error * images)} images/s, at the "
+            f"{number(share, 'share')} efficiency measured on {devices_of(measured[0])}."
         )
     elif efficiency.low is not None and efficiency.high is not None:
         low, high = (rounded(100 * end, 100 * error) for end in (efficiency.low, efficiency.high))

@@ -436,9 +436,10 @@ def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
 @check("suspect", "the efficiency is too high to be true: {}")
 def efficiency_above_one(record: Record, _: ValidityLimits) -> Judgement:
     """the efficiency is above 100 % by more than 0.5 % and by more than 3 of its standard
-    deviations. Without repeats: the low end of its interval from this run's steps is above 102 %
+    deviations. Without repeats: its interval, from this run's steps, lies above 102 %
 
-    Measure the GPUs alone again with repeats=3: probably they were slow, or clocks differed.
+    Measure each GPU on its own again, with repeats=3: they were probably slow, or clocks
+    differed.
     """
     if record.cell.world_size == 1:
         return None  # a baseline is not compared with itself

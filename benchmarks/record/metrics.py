@@ -127,7 +127,7 @@ _TABLE = (
     _more(
         "script/printed_per_second",
         "median of the rates that the script prints",
-        formula="in what the script counts: images, samples or steps",
+        formula="images, samples or steps, as the script counts them",
     ),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
     # better.
