@@ -42,8 +42,8 @@ _TOKEN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
     re.DOTALL,
 )
-# `name=value`, `"name": "value"`, `name: value`
-_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)[\"']?(?:\s?=\s?|\s*:\s+|:(?=[\"']))")
+# `name=value`, `"name": "value"`, `name: value`; `/etc/passwd: no such …` is about a file
+_NAMED = re.compile(r"(?<![\w.-])(?<!/etc/)([A-Za-z_-][\w.-]*)[\"']?(?:\s?=\s?|\s*:\s+|:(?=[\"']))")
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|(?:Bearer |Basic )?[^\s,;&\"'\])}]*[^\s,;&\"'\])}:]")
 _WORD = re.compile(r"[A-Za-z0-9+/_-]{20,}={0,2}")
 _HASH = re.compile(r"(?<![A-Za-z0-9])(?:[0-9a-f]+|[0-9A-F]+)(?![A-Za-z0-9])")

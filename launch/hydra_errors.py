@@ -91,9 +91,10 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str:
             meant = f"write {group}={name.lower()}"
         if "*" in name:
             meant = f"write -m '{group}=glob({name.removeprefix('glob:')})'"
-        another = "; trainers/OWN.md says how to train another" if group == "model" else ""
-        meant = meant or expected_name(name, error.options) + another
-        return f"{group}={name}: {meant}"
+        own = ""
+        if group in ("model", "data"):
+            own = "; trainers/OWN.md says how to use your own"
+        return f"{group}={name}: {meant or expected_name(name, error.options) + own}"
     if unknown:
         return _unknown_key(unknown[1], cause, arguments)
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:

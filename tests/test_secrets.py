@@ -120,6 +120,7 @@ def test_every_setting_and_every_option_stays():
         "TOKENIZERS_PARALLELISM=false",
         "cell_key=0f8d88b6f0f6519b",
         "--signal=B:TERM@60",
+        "output_dir=/etc/passwd: cannot be written",
     ):
         assert without_secrets(setting) == setting
 

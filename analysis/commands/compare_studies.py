@@ -240,16 +240,17 @@ def _parts(sides: Sides, result: Differences, limit: float, width: int) -> list[
     numbers = [f"{outcomes[outcome]:,} {WORDS[outcome]}" for outcome in WORDS if outcomes[outcome]]
     if len(cells) > 1:
         parts.append(f"{count(len(cells), 'common configuration')}: {', '.join(numbers)}.")
+    words = words_of(sides[0][-1].study)
     reasons: dict[str, list[str]] = {}
     for cell in cells[1:]:  # the headline has that of the first
         if cell.outcome(limit) == INCONCLUSIVE:
-            reasons.setdefault(_reason(cell, limit), []).append(_on_gpus(names[cell.name]))
+            name = words(_on_gpus(names[cell.name]))
+            reasons.setdefault(_reason(cell, limit), []).append(name)
     lines = [f"Inconclusive, {why}: {join_words(of_one, 3)}." for why, of_one in reasons.items()]
     parts += [*first_lines(lines, 3), *_environment(sides, result)]
     shown = [cell for cell in cells if cell.outcome(limit) != PASS or cell.verdict == FASTER]
     shown = shown or cells  # those without a difference only if all are
-    table = _table(shown, limit, width).translated(words_of(sides[0][-1].study))
-    parts += [table, *_beside(shown)]
+    parts += [_table(shown, limit, width).translated(words), *_beside(shown)]
     hidden = len(cells) - min(MOST_ROWS, len(shown))
     if hidden:
         parts.append(f"Not shown: {count(hidden, 'configuration')} (--json has all).")

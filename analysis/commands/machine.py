@@ -161,7 +161,7 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"subsets": total, "classes": content}))
         return
-    caption = f"{total} subsets in {len(subsets)} classes"
+    caption = f"{total} subsets in {count(len(subsets), 'class', 'classes')}"
     print_table(Table.of("", caption, SUBSETS, rows))
 
 
